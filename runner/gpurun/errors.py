@@ -1,0 +1,158 @@
+"""What can go wrong, as objects that say what happened, where, and what to do next.
+
+    GpurunError              anything a user can cause or cure; carries the exit code
+    ├── ConfigError          the campaign or the command line is wrong; all complaints at once; nothing was touched (2)
+    ├── HostError            a host failed or cannot be reached (3)
+    ├── NotReadyError        this machine lacks something (4)
+    └── InterruptedRunError  stopped on request, after cleaning up (130 or 143)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of the command line (a contract, see docs/reference)."""
+
+    DONE = 0
+    CASE_FAILED = 1
+    CONFIG = 2
+    HOST_FAILED = 3
+    NOT_READY = 4
+    NOTHING_MEASURED = 5
+    REGRESSION = 6
+    BUG = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a file: line and column count from 1; `text` is that source line, `length` what the caret underlines."""
+
+    file: str
+    line: int
+    column: int
+    length: int = 1
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One complaint about a file or an option.
+
+    `allowed` lists the names that would have been accepted there; `nearest` is the one most likely meant.
+    """
+
+    message: str
+    mark: Mark | None = None
+    allowed: tuple[str, ...] = ()
+    nearest: str | None = None
+    hint: str | None = None
+
+    def render(self) -> str:
+        """Plain text, several lines, without a trailing newline; understandable without colour."""
+        lines = [f"error: {self.message}"]
+        if self.mark is not None:
+            gutter = " " * len(str(self.mark.line))
+            note = f" expected one of: {', '.join(self.allowed)}" if self.allowed else ""
+            lines += [
+                f"{gutter}--> {self.mark.file}:{self.mark.line}:{self.mark.column}",
+                f"{gutter} |",
+                f"{self.mark.line} | {self.mark.text}",
+                f"{gutter} | {' ' * (self.mark.column - 1)}{'^' * max(1, self.mark.length)}{note}",
+            ]
+        elif self.allowed:
+            lines.append(f"  expected one of: {', '.join(self.allowed)}")
+        if self.nearest is not None:
+            lines.append(f"hint: did you mean `{self.nearest}`?")
+        if self.hint is not None:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class GpurunError(Exception):
+    """Something that a user can cause or cure. `where` is a path, a host or a log line; `hint` is the next step."""
+
+    exit_code = ExitCode.CASE_FAILED
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def render(self) -> str:
+        """Plain text for stderr: what, where, what next."""
+        lines = [f"error: {self.message}"]
+        if self.where is not None:
+            lines.append(f"  --> {self.where}")
+        if self.hint is not None:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, object]:
+        """The same for `--json`."""
+        return {"code": int(self.exit_code), "message": self.message, "hint": self.hint, "where": self.where}
+
+
+class ConfigError(GpurunError):
+    """The campaign file or an option is wrong. Raised before anything is touched, with every problem found."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, problems: Sequence[Problem] | str, *, hint: str | None = None) -> None:
+        if isinstance(problems, str):
+            problems = [Problem(problems, hint=hint)]
+        self.problems = list(problems)
+        first = self.problems[0]
+        mark = first.mark
+        super().__init__(
+            first.message,
+            where=f"{mark.file}:{mark.line}:{mark.column}" if mark else None,
+            hint=first.hint,
+        )
+
+    def render(self) -> str:
+        """Every problem, in file order, with an empty line between them."""
+        return "\n\n".join(problem.render() for problem in self.problems)
+
+    def document(self) -> dict[str, object]:
+        """The first problem in the common form, and all of them as a list."""
+        problems = [
+            {
+                "message": p.message,
+                "where": f"{p.mark.file}:{p.mark.line}:{p.mark.column}" if p.mark else None,
+                "allowed": list(p.allowed),
+                "nearest": p.nearest,
+                "hint": p.hint,
+            }
+            for p in self.problems
+        ]
+        return {**super().document(), "problems": problems}
+
+
+class HostError(GpurunError):
+    """A host failed or cannot be reached."""
+
+    exit_code = ExitCode.HOST_FAILED
+
+
+class NotReadyError(GpurunError):
+    """This machine lacks something that gpurun needs."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+class InterruptedRunError(GpurunError):
+    """Stopped on request (Ctrl-C: 130, SIGTERM: 143)."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+    def __init__(self, message: str, *, terminated: bool = False, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        if terminated:
+            self.exit_code = ExitCode.TERMINATED

@@ -1,0 +1,98 @@
+"""What a measurement is: samples, failures, metrics. Pure data, schema-versioned, one JSON file per sample."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SAMPLE_SCHEMA = "gpurun.sample/1"
+
+FailureClass = Literal[
+    "bad_flag",
+    "bad_parallelism",
+    "bad_model",
+    "fit",
+    "oom_gpu",
+    "oom_host",
+    "unsupported_arch",
+    "driver_mismatch",
+    "missing_dependency",
+    "port_in_use",
+    "gpu_busy",
+    "comm_error",
+    "comm_hang",
+    "limits",
+    "disk_full",
+    "start_timeout",
+    "start_hang",
+    "engine_dead",
+    "client_error",
+    "invalid_measurement",
+    "preflight_refused",
+    "host_unreachable",
+    "interrupted",
+    "unknown",
+]
+Phase = Literal["preflight", "start", "weights", "kv", "graphs", "warmup", "serving", "stop"]
+Status = Literal["measured", "failed", "skipped"]
+
+
+class Record(BaseModel):
+    """Base of everything that is written to a results directory: unknown keys are an error, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Failure(Record):
+    """Why a sample has no number: class and phase words, the log line that proves it, and the next step.
+
+    `line` is the number of the proof line in the log (from 1) where there is one. `expected` is true when the variant
+    declared this class with `expect:`, so that it does not count against the run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    klass: FailureClass = Field(alias="class")
+    phase: Phase
+    proof: str = ""
+    advice: str = ""
+    expected: bool = False
+    line: int | None = None
+
+
+class Timing(Record):
+    """Where the wall time of a sample went, in seconds. None where that step did not happen in this sample."""
+
+    wall_s: float | None = None
+    server_start_s: float | None = None
+    load_s: float | None = None
+    server_stop_s: float | None = None
+
+
+class Sample(Record):
+    """One measured case in one round on one host (a contract: `sample.json`).
+
+    `metrics` has units in its names (`output_tok_per_s`, `ttft_p50_ms`, ...). `content` is the hash of all that
+    determines the result, so that a resumed run reuses only what was measured with the same content.
+    """
+
+    schema_: Literal["gpurun.sample/1"] = Field(default=SAMPLE_SCHEMA, alias="schema")
+    run: str
+    variant: str
+    benchmark: str
+    case: str
+    axes: dict[str, Any] = Field(default_factory=dict)
+    round: int
+    host: str
+    status: Status
+    metrics: dict[str, float] = Field(default_factory=dict)
+    failure: Failure | None = None
+    taints: list[str] = Field(default_factory=list)
+    content: str = ""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    timing: Timing = Field(default_factory=Timing)
+    started_at: str = ""
+    files: list[str] = Field(default_factory=list)
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
