@@ -1,10 +1,10 @@
 """What can go wrong, as objects that say what happened, where, and what to do next.
 
-    GpurunError              anything a user can cause or cure; carries the exit code
-    ├── ConfigError          the campaign or the command line is wrong; all complaints at once; nothing was touched (2)
-    ├── HostError            a host failed or cannot be reached (3)
-    ├── NotReadyError        this machine lacks something (4)
-    └── InterruptedRunError  stopped on request, after cleaning up (130 or 143)
+GpurunError              anything a user can cause or cure; carries the exit code
+├── ConfigError          the campaign or the command line is wrong; all complaints at once; nothing was touched (2)
+├── HostError            a host failed or cannot be reached (3)
+├── NotReadyError        this machine lacks something (4)
+└── InterruptedRunError  stopped on request, after cleaning up (130 or 143)
 """
 
 from __future__ import annotations

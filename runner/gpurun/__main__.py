@@ -1,0 +1,5 @@
+"""`python -m gpurun`."""
+
+from gpurun.cli import main
+
+main()

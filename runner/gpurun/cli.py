@@ -1,0 +1,115 @@
+"""The command line. The only place that ends the process; each verb is imported when it is called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpurun import __version__
+from gpurun.errors import ExitCode, GpurunError
+
+# Names and one-liners stand here so that --help imports nothing else.
+VERBS = {
+    "bench": "Run a campaign: every variant measured, or its failure explained.",
+    "plan": "Show what a campaign would do: settings, argv, order, time.",
+    "validate": "Check campaign files; no host is touched.",
+    "runs": "List and show stored runs.",
+    "compare": "Compare a run's variants again, or two runs.",
+    "explain": "Say why a server failed, from its log.",
+    "stop": "End whatever a run left on the hosts.",
+    "schema": "Print the JSON Schema of the campaign file.",
+}
+
+
+class LazyGroup(click.Group):
+    """Loads `gpurun.commands.<verb>` only when that verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"gpurun.commands.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPURUN"})
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
+def gpurun() -> None:
+    """Prepare GPU hosts with Ansible, and measure which LLM server settings are really faster.
+
+    Exit codes: 0 done, 1 a case failed, 2 usage or configuration (nothing touched), 3 a host failed, 4 this machine is
+    not ready, 5 nothing was measured, 6 a regression, 70 a bug in gpurun, 130/143 interrupted.
+    """
+
+
+def _report_bug(error: BaseException) -> None:
+    """One line for the person, the rest into a file that can be pasted into an issue."""
+    with tempfile.NamedTemporaryFile("w", prefix="gpurun-bug-", suffix=".md", delete=False) as log:
+        log.write(f"gpurun {__version__}, Python {sys.version}, {sys.platform}\n\n```\n")
+        log.write("".join(traceback.format_exception(error)))
+        log.write("```\n")
+    click.echo(
+        f"error: a bug in gpurun: {type(error).__name__}: {error}\n  --> {log.name}\nhint: please report it with that file",
+        err=True,
+    )
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Run `call` and turn what it raises into a message on stderr and an exit code.
+
+    With `--json` among the arguments an error is also one JSON document on stdout, so that a program that reads it
+    never has to parse text.
+    """
+    try:
+        result = call()
+    except GpurunError as error:
+        click.echo(error.render(), err=True)
+        if "--json" in sys.argv:
+            import json
+
+            click.echo(json.dumps({"error": error.document()}, indent=2, sort_keys=True))
+        return int(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.CONFIG)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # `gpurun runs | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.DONE)
+    except Exception as error:
+        _report_bug(error)
+        return int(ExitCode.BUG)
+    return result if isinstance(result, int) else int(ExitCode.DONE)
+
+
+def main() -> None:
+    """Entry point of the `gpurun` program. A verb returns its exit code, or None for 0."""
+    sys.exit(guarded(lambda: gpurun.main(prog_name="gpurun", standalone_mode=False)))

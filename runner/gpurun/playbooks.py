@@ -1,0 +1,255 @@
+"""Running playbooks. The only importer of ansible_runner.
+
+A `Controller` owns what one gpurun call needs to run playbooks: a private directory (0700, removed at the end), the
+ssh control sockets, and the environment. Each playbook runs in a thread of its own; its events are put into a queue
+that the caller reads, so that no handler ever blocks ansible-runner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ansible_runner
+
+from gpurun import paths
+from gpurun.errors import NotReadyError
+
+# What a playbook may inherit. Everything else in the user's environment stays out of it.
+_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "NO_COLOR", "PYTHONPATH", "PYTHONHOME")
+_INHERITED_PREFIXES = ("ANSIBLE_", "LC_", "SSH_", "SSL_", "UV_", "PIP_", "XDG_", "HTTP_", "HTTPS_", "NO_", "http", "no_", "ALL_")
+_GRACE_S = 5.0  # between interrupting ansible-playbook and killing it
+
+
+@dataclass(frozen=True)
+class TaskEvent:
+    """One task's news from one host. `kind`: start, ok, failed, unreachable, skipped or retry."""
+
+    kind: str
+    host: str
+    task: str
+    result: dict[str, Any]
+    ignored: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a playbook ended. `unreachable` and `failed` map host names to a message."""
+
+    status: str = "starting"
+    rc: int | None = None
+    unreachable: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    output: str = ""
+
+    @property
+    def canceled(self) -> bool:
+        return self.status == "canceled"
+
+
+_KINDS = {
+    "runner_on_start": "start",
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+    "runner_retry": "retry",
+}
+
+
+def message_of(result: Mapping[str, Any]) -> str:
+    """The sentence in a task's result that says what went wrong."""
+    text = str(result.get("msg") or result.get("module_stderr") or result.get("stderr") or result)
+    return text.strip()
+
+
+class Playbook:
+    """One running playbook: iterate over `events()` until it ends, then read `outcome`."""
+
+    def __init__(self, config: Any, pidfile: Path, fifo: Path, environment: Mapping[str, str]) -> None:
+        self.outcome = Outcome()
+        self._queue: queue.Queue[TaskEvent | None] = queue.Queue()
+        self._cancel_at: float | None = None
+        self._pidfile = pidfile
+        self._fifo = fifo
+        self._environment = environment
+        self._runner = ansible_runner.Runner(
+            config, event_handler=self._on_event, cancel_callback=self._must_die, remove_partials=True
+        )
+        self._thread = threading.Thread(target=self._run, name="ansible-playbook", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._hand_over, name="environment", daemon=True).start()
+
+    def events(self, timeout_s: float = 0.5) -> Iterator[TaskEvent | None]:
+        """Task events as they come; None after each `timeout_s` of silence, so that the caller can look at the clock."""
+        while True:
+            try:
+                event = self._queue.get(timeout=timeout_s)
+            except queue.Empty:
+                yield None
+                continue
+            if event is None:
+                self._thread.join()
+                return
+            yield event
+
+    def cancel(self) -> None:
+        """Stop as Ctrl-C would; whatever still runs after a grace time is killed. Returns at once; read on until the end."""
+        if self._cancel_at is None:
+            self._cancel_at = time.monotonic()
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(self._pidfile.read_text()), signal.SIGINT)
+
+    def _must_die(self) -> bool:
+        return self._cancel_at is not None and time.monotonic() - self._cancel_at > _GRACE_S
+
+    def _hand_over(self) -> None:
+        # Blocks until the child opens the other end; a child that never starts is answered by _run's own opening.
+        with contextlib.suppress(OSError):
+            self._fifo.write_text(json.dumps(dict(self._environment)))
+
+    def _run(self) -> None:
+        try:
+            status, rc = self._runner.run()
+            self.outcome.status, self.outcome.rc = str(status), rc
+        except Exception as error:  # ansible-runner raises bare exceptions of several kinds; none may kill the queue
+            self.outcome.status, self.outcome.output = "failed", f"{type(error).__name__}: {error}"
+        finally:
+            if self._cancel_at is not None:
+                self.outcome.status = "canceled"
+            with contextlib.suppress(OSError):  # unblock the writer where the child died before it read
+                os.close(os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK))
+            self._queue.put(None)
+
+    def _on_event(self, event: dict[str, Any]) -> bool:
+        data = event.get("event_data") or {}
+        name = str(event.get("event"))
+        kind = _KINDS.get(name)
+        if kind is not None:
+            result = data.get("res") if isinstance(data.get("res"), dict) else {}
+            task = TaskEvent(kind, str(data.get("host")), str(data.get("task")), result, bool(data.get("ignore_errors")))
+            if kind == "unreachable":
+                self.outcome.unreachable[task.host] = message_of(result)
+            elif kind == "failed" and not task.ignored:
+                self.outcome.failed[task.host] = f"{task.task}: {message_of(result)}"
+            self._queue.put(task)
+        elif name in ("error", "verbose", "warning") and event.get("stdout"):
+            self.outcome.output = (self.outcome.output + str(event["stdout"]) + "\n")[-8000:]
+        return False  # keep no event files: they may hold what a log must not
+
+
+class Controller:
+    """Everything that the playbooks of one call share. Use as a context manager.
+
+    `inventory` is any Ansible inventory; `secrets` are name -> value pairs that tasks may hand to servers.
+    """
+
+    def __init__(
+        self, inventory: Path | None = None, *, limit: str | None = None, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        self._ansible = shutil.which("ansible-playbook", path=os.pathsep.join([_own_bin(), os.environ.get("PATH", "")]))
+        if self._ansible is None:
+            raise NotReadyError(
+                "ansible-playbook is not installed beside gpurun", hint="reinstall gpurun: pip install --force-reinstall gpurun"
+            )
+        self.inventory = (inventory or paths.content() / "inventory" / "localhost.yml").resolve()
+        self.limit = limit
+        self.directory = Path(tempfile.mkdtemp(prefix=f"gpurun-{os.getpid()}-"))
+        self._sockets = self.directory / "cp"
+        self._sockets.mkdir(mode=0o700)
+        self._environment = self._make_environment(secrets or {})
+        self._count = 0
+
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the ssh masters that playbooks left open, and remove the private directory."""
+        for socket in self._sockets.iterdir() if self._sockets.is_dir() else ():
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"], capture_output=True, timeout=5, check=False
+                )
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None) -> Playbook:
+        """Start `playbooks/<name>.yml` with extra variables; `hosts` narrows the limit."""
+        self._count += 1
+        work = self.directory / f"{self._count:03d}-{name}"
+        work.mkdir(mode=0o700)
+        (work / "vars.yml").write_text(_as_yaml(variables))
+        fifo, pidfile = work / "environment", work / "pid"
+        os.mkfifo(fifo, 0o600)
+        limit = ",".join(filter(None, [":".join(hosts) if hosts is not None else self.limit, "localhost"]))
+        config = ansible_runner.RunnerConfig(
+            private_data_dir=str(work),
+            playbook=str(paths.content() / "playbooks" / f"{name}.yml"),
+            inventory=str(self.inventory),
+            project_dir=str(paths.content()),
+            limit=limit if hosts is not None or self.limit else None,
+            cmdline=f"-e @{work / 'vars.yml'}",
+            settings={"pexpect_timeout": 0.2, "suppress_ansible_output": True, "suppress_output_file": True},
+            suppress_env_files=True,
+            quiet=True,
+            ident="run",
+        )
+        config.prepare()
+        child = [sys.executable, "-m", "gpurun.child", str(pidfile), str(fifo), str(os.getpid())]
+        config.command = [*child, self._ansible, *config.command[1:]]
+        inherited = {key: value for key, value in os.environ.items() if config.env.get(key) == value}
+        own = {key: value for key, value in config.env.items() if key not in inherited}
+        # The child finds gpurun as we did; everything else it gets from the FIFO.
+        config.env = {**own, "PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(sys.path)}
+        own["ANSIBLE_HOST_KEY_CHECKING"] = os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True")  # the runner turns it off
+        return Playbook(config, pidfile, fifo, {**self._environment, **own})
+
+    def run(self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None) -> tuple[Outcome, list[TaskEvent]]:
+        """Run a playbook to its end and return what happened."""
+        playbook = self.start(name, variables, hosts=hosts)
+        events = [event for event in playbook.events() if event is not None]
+        return playbook.outcome, events
+
+    def _make_environment(self, secrets: Mapping[str, str]) -> dict[str, str]:
+        kept = {
+            key: value for key, value in os.environ.items() if key in _INHERITED or key.startswith(_INHERITED_PREFIXES)
+        }
+        kept.setdefault("LC_ALL", "C.UTF-8")  # Ansible refuses to run in a locale that is not UTF-8
+        return {
+            **kept,
+            "PATH": os.pathsep.join([_own_bin(), os.environ.get("PATH", os.defpath)]),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg"),
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self._sockets),
+            "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
+            **{f"GPURUN_SECRET_{name}": value for name, value in secrets.items()},
+        }
+
+
+def _own_bin() -> str:
+    """The folder of our interpreter: ansible-playbook was installed there, whether or not it is on PATH."""
+    return str(Path(sys.executable).parent)
+
+
+def _as_yaml(variables: Mapping[str, Any]) -> str:
+    """Extra variables whose texts Ansible will not take for templates (`!unsafe`)."""
+    lines = []
+    for key, value in variables.items():
+        tag = "!unsafe " if isinstance(value, str) else ""
+        lines.append(f"{key}: {tag}{json.dumps(value)}")
+    return "\n".join(lines) + "\n"
