@@ -1,0 +1,143 @@
+"""What gpurun knows about inference engines. An engine is a data file, `data/engines/<name>.yml`: how it is installed,
+its argv, its flag conventions, when it is ready, where it tells its effective settings.
+
+Templates in those files see the same facts as a campaign (`host`, `gpus`, `model`, `axes`, `port`) and two more:
+`engine` (`version`, `dir`: its environment on the host, `python`, `bin`, `launcher`: path of our launcher, `binary`: path
+of the host's own program) and `bind`, the address to listen on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpurun.samples import Phase
+
+_FOLDER = Path(__file__).resolve().parent / "data" / "engines"
+
+
+class Part(BaseModel):
+    """Base of the parts of an engine file: unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Install(Part):
+    """An environment of the engine's own at `<home>/engines/<engine>-<version>`, made by uv from exact packages."""
+
+    kind: Literal["uv"] = "uv"
+    python: str | None = Field(None, description="Python version for the environment; null: the host's own")
+    packages: list[str] = Field(description="requirements; `{{ engine.version }}` is the version asked for")
+    check: list[str] = Field(default_factory=list, description="argv that must exit 0 in a complete environment")
+
+
+class Command(Part):
+    """How the server is called, before its flags. Each item is a template; an empty result is left out."""
+
+    env: list[str] = Field(default_factory=list, description="argv where gpurun has installed the engine")
+    binary: list[str] = Field(default_factory=list, description="argv where the host has its own program")
+
+
+class FlagRules(Part):
+    """How a `flags` mapping becomes argv. Key `x` becomes `--x`, a key of one letter `-x`.
+
+    `true` is the bare flag and `false` its negative form: by `negative` where the flag is listed there, else by
+    `false_form`. `on_off` names flags that want a word instead: `[word for true, word for false]`.
+    """
+
+    false_form: Literal["refuse", "no"] = Field("refuse", description="`refuse`: an error; `no`: `--no-x`")
+    negative: dict[str, str] = Field(default_factory=dict, description="flag -> its negative flag, without dashes")
+    on_off: dict[str, tuple[str, str]] = Field(default_factory=dict)
+    lists: Literal["after", "repeat", "comma"] = Field(
+        "after", description="`--x a b`, `--x a --x b` or `--x a,b`; maps are always one compact JSON value"
+    )
+    list_forms: dict[str, Literal["after", "repeat", "comma"]] = Field(default_factory=dict, description="exceptions")
+    aliases: dict[str, str] = Field(default_factory=dict, description="other spellings of a flag -> its long name")
+    same_underscore: bool = Field(True, description="`a_b` and `a-b` are one flag to this engine")
+    reserved: dict[str, str] = Field(default_factory=dict, description="flags that gpurun sets itself -> why")
+
+
+class Generate(Part):
+    """The one real generation that a server must answer before it counts as ready."""
+
+    path: str
+    body: dict[str, Any]
+
+
+class Ready(Part):
+    """When a server is ready: health answers 200, the model list names the model, a generation has answered."""
+
+    health: str | None = "/health"
+    models: str | None = "/v1/models"
+    generate: Generate | None = None
+    answer: str | None = Field(None, description="JSON key that the generation's answer must have")
+
+
+class Metrics(Part):
+    """Where the engine's own counters are, and what they are called there."""
+
+    path: str
+    names: dict[str, str] = Field(default_factory=dict, description="our name -> the engine's")
+
+
+class Effective(Part):
+    """Where a running server tells the settings that it really uses."""
+
+    path: str
+
+
+class LoadHints(Part):
+    """What a load client should know about this engine."""
+
+    api: Literal["chat", "completions"] = "chat"
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="request keys that fix the output length")
+    tokenize: str | None = Field(None, description="path that counts tokens of a text")
+
+
+class PhaseRule(Part):
+    """A log line that matches `pattern` (a regular expression) says that the server has entered `phase`."""
+
+    pattern: str
+    phase: Phase
+
+
+class Engine(Part):
+    """One inference engine."""
+
+    name: str
+    title: str
+    docs: str
+    default_version: str | None = Field(None, description="what `engine: name` means; null: no version is known")
+    install: Install | None = None
+    binary: str | None = Field(
+        None, description="program that is used, where it is on a host's PATH, unless the campaign pins a version"
+    )
+    launcher: str | None = Field(None, description="file in the engine role that is copied to `engine.launcher`")
+    command: Command = Command()
+    model: Literal["file", "directory", "optional"] = Field("directory", description="what `model.path` must be")
+    defaults: dict[str, Any] = Field(default_factory=dict, description="flags unless the campaign says otherwise")
+    env: dict[str, str] = Field(default_factory=dict, description="environment unless the campaign says otherwise")
+    flags: FlagRules = FlagRules()
+    ready: Ready = Ready()
+    effective: Effective | None = None
+    metrics: Metrics | None = None
+    load: LoadHints = LoadHints()
+    phases: list[PhaseRule] = Field(default_factory=list)
+    start_s: float = Field(60, description="seconds that a start is assumed to take, until one was measured")
+
+
+def engine_names() -> tuple[str, ...]:
+    """The engines that have a data file, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml")))
+
+
+@cache
+def load_engine(name: str) -> Engine:
+    """The engine of that name. KeyError where there is none (check `engine_names` first)."""
+    if name not in engine_names():
+        raise KeyError(name)
+    return Engine.model_validate(yaml.safe_load((_FOLDER / f"{name}.yml").read_text(encoding="utf-8")))
