@@ -61,7 +61,7 @@ class SampleStage:
 
 @dataclass(frozen=True)
 class SampleProgress:
-    """News within a stage. `done` of `total` are counted in `unit`; `detail` is free text, such as the last log line."""
+    """News within a stage. `done` of `total` are counted in `unit`; `detail` is free text, such as a log line."""
 
     where: Where
     done: float | None = None

@@ -1,0 +1,314 @@
+"""Samples -> effects -> verdict words. Pure: the same stored samples always give the same verdicts.
+
+A variant is compared with the baseline at the same benchmark and axis values, in the same round, on the same host. Two
+gates make a difference: the interval excludes zero, and the estimate is beyond the threshold that the campaign set.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from gpurun import stats
+from gpurun.samples import Sample
+
+BASELINE = "baseline"
+Verdict = Literal["better", "worse", "no difference found", "cannot tell", "not comparable", "failed"]
+Key = tuple[str, int]  # host and round: what makes two samples a pair
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to read one metric: the better direction, and the relative change (0.02 is 2 %) that begins to matter."""
+
+    better: Literal["higher", "lower"]
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A campaign's `compare:` section. Only the primary metric decides exit codes."""
+
+    primary: str
+    metrics: Mapping[str, Rule]
+
+    @classmethod
+    def of(cls, source: Any) -> Rules:
+        """From a mapping (plan.json) or an object with the same names (the campaign model)."""
+        metrics = {
+            str(name): Rule(_get(rule, "better"), float(_get(rule, "threshold")))
+            for name, rule in _get(source, "metrics").items()
+        }
+        return cls(str(_get(source, "primary")), metrics)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant at one benchmark and one point of the axes. `expect` is the failure class that it declares."""
+
+    variant: str
+    benchmark: str
+    case: str
+    label: str
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    expect: str | None = None
+
+    @property
+    def point(self) -> tuple[str, str]:
+        """What two cases must share to be compared: benchmark and axis values."""
+        return self.benchmark, repr(sorted(self.axes.items()))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One metric of one variant against the baseline.
+
+    `estimate` and `interval` are relative changes (0.12 is 12 % more); None where there is nothing to estimate from.
+    `rounds` counts the rounds in which both were measured. `reason` says why the verdict is not a plain one;
+    `further` is how many more rounds would probably settle it. Medians are over everything that was measured.
+    """
+
+    variant: str
+    benchmark: str
+    case: str
+    label: str
+    metric: str
+    verdict: Verdict
+    better: Literal["higher", "lower"]
+    threshold: float
+    estimate: float | None = None
+    interval: tuple[float, float] | None = None
+    rounds: int = 0
+    median: float | None = None
+    baseline: float | None = None
+    reason: str = ""
+    further: int | None = None
+    primary: bool = False
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def cases_of(planned: Iterable[Mapping[str, Any]]) -> list[Case]:
+    """The distinct cases of a plan's samples, in their order of first appearance, the baseline first at each point."""
+    seen: dict[tuple[str, str], Case] = {}
+    for item in planned:
+        case = Case(
+            item["variant"],
+            item["benchmark"],
+            item["case"],
+            item.get("label") or item["benchmark"],
+            item.get("axes") or {},
+            item.get("expect"),
+        )
+        seen.setdefault((case.variant, case.case), case)
+    points: dict[tuple[str, str], list[Case]] = {}
+    for case in seen.values():
+        points.setdefault(case.point, []).append(case)
+    return [case for group in points.values() for case in sorted(group, key=lambda case: case.variant != BASELINE)]
+
+
+def judge(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> list[Effect]:
+    """Every variant x benchmark x axis point x metric against the baseline, in the order of the cases.
+
+    A secondary metric that neither side reports has no effect. Rounds in which only one of the two was measured are
+    left out of the estimate, and are reported in `notes`.
+    """
+    baselines = {case.point: case for case in cases if case.variant == BASELINE}
+    found: list[Effect] = []
+    for case in cases:
+        if case.variant == BASELINE:
+            continue
+        baseline = baselines.get(case.point)
+        for metric, rule in _primary_first(rules):
+            effect = _against_baseline(case, baseline, samples, metric, rule)
+            if metric == rules.primary or effect.median is not None or effect.baseline is not None:
+                found.append(replace(effect, primary=metric == rules.primary))
+    return found
+
+
+def values(samples: Iterable[Sample], case: str, metric: str) -> dict[Key, float]:
+    """What a case measured, by host and round."""
+    return {
+        (sample.host, sample.round): sample.metrics[metric]
+        for sample in samples
+        if sample.case == case and sample.status == "measured" and metric in sample.metrics
+    }
+
+
+def failures(samples: Iterable[Sample], case: str) -> list[Sample]:
+    """The failed samples of a case."""
+    return [sample for sample in samples if sample.case == case and sample.status == "failed"]
+
+
+def failure_class(samples: Sequence[Sample]) -> str:
+    """The class that most of these failed samples have."""
+    return Counter(sample.failure.klass if sample.failure else "unknown" for sample in samples).most_common(1)[0][0]
+
+
+def _against_baseline(case: Case, baseline: Case | None, samples: Sequence[Sample], metric: str, rule: Rule) -> Effect:
+    after = values(samples, case.case, metric)
+    before = values(samples, baseline.case, metric) if baseline else {}
+    blank = Effect(
+        case.variant,
+        case.benchmark,
+        case.case,
+        case.label,
+        metric,
+        "cannot tell",
+        rule.better,
+        rule.threshold,
+        median=stats.median(list(after.values())) if after else None,
+        baseline=stats.median(list(before.values())) if before else None,
+        axes=case.axes,
+    )
+    failed = failures(samples, case.case)
+    if failed and not any(s.case == case.case and s.status == "measured" for s in samples):
+        return replace(blank, verdict="failed", reason=failure_class(failed))
+    if baseline is None:
+        return replace(blank, verdict="not comparable", reason="no baseline at this point")
+    if not any(s.case == baseline.case and s.status == "measured" for s in samples):
+        lost = failures(samples, baseline.case)
+        why = f"the baseline failed: {failure_class(lost)}" if lost else "the baseline was not measured"
+        return replace(blank, verdict="not comparable", reason=why)
+    for one in (baseline, case):
+        versions = sorted({str(s.engine["version"]) for s in samples if s.case == one.case and s.engine.get("version")})
+        if len(versions) > 1:
+            why = f"{one.variant} was measured with several engine versions: {', '.join(versions)}"
+            return replace(blank, verdict="not comparable", reason=why)
+    if not after:
+        return replace(blank, reason="not measured")
+    return _weigh(blank, before, after, rule)
+
+
+def _weigh(blank: Effect, before: Mapping[Key, float], after: Mapping[Key, float], rule: Rule) -> Effect:
+    shared = sorted(before.keys() & after.keys())
+    rounds = len({number for _, number in shared})
+    blocks: dict[str, list[float]] = {}
+    try:
+        for host, number in shared:
+            blocks.setdefault(host, []).extend(stats.log_ratios([before[host, number]], [after[host, number]]))
+    except ValueError as error:
+        return replace(blank, rounds=rounds, reason=str(error))
+    if not shared:
+        return replace(blank, reason="no round in which both were measured", further=stats.MIN_ROUNDS)
+    estimate = math.expm1(statistics.fmean(statistics.fmean(group) for group in blocks.values()))
+    blank = replace(blank, estimate=estimate, rounds=rounds)
+    if len(shared) == len(blocks):  # one pair a host: an estimate without an interval
+        return replace(blank, reason=f"{_rounds(rounds)} only", further=stats.MIN_ROUNDS - rounds)
+    ratio = stats.blocked_effect(blocks)
+    blank = replace(blank, estimate=ratio.change, interval=(ratio.low, ratio.high))
+    if rounds < stats.MIN_ROUNDS or ratio.df < stats.MIN_ROUNDS - 1:
+        return replace(blank, reason=f"{_rounds(rounds)} only", further=max(1, stats.MIN_ROUNDS - rounds))
+    if not stats.blocks_agree(blocks):
+        each = {host: math.expm1(statistics.fmean(group)) for host, group in blocks.items()}
+        if min(each.values()) < -rule.threshold and max(each.values()) > rule.threshold:
+            told = ", ".join(f"{host} {change:+.1%}" for host, change in each.items())
+            return replace(blank, reason=f"the hosts disagree: {told}")
+    return decide(blank, ratio, rule)
+
+
+def decide(blank: Effect, ratio: stats.Ratio, rule: Rule) -> Effect:
+    """The verdict word for an estimate with its interval."""
+    if (ratio.low > 0 or ratio.high < 0) and abs(ratio.change) > rule.threshold:
+        gained = (ratio.change > 0) == (rule.better == "higher")
+        return replace(blank, verdict="better" if gained else "worse")
+    if -rule.threshold <= ratio.low and ratio.high <= rule.threshold:
+        return replace(blank, verdict="no difference found")
+    further = stats.rounds_needed(ratio, rule.threshold)
+    reason = "" if further is not None else "too close to the threshold, or too noisy, for more rounds to settle it"
+    return replace(blank, further=further, reason=reason)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the comparison of two runs needs of each: its cases, samples and fingerprints.
+
+    `fingerprints` maps what must be alike ("tool", "data", "model", "host NAME", ...) to anything comparable, by
+    benchmark name; "" holds what concerns all of them.
+    """
+
+    run: str
+    cases: Sequence[Case]
+    samples: Sequence[Sample]
+    fingerprints: Mapping[str, Mapping[str, Any]]
+
+
+def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
+    """Each case of `after` against the case of `before` with the same variant, benchmark and axis values.
+
+    The runs were not interleaved, so the interval is an unpaired one, and whatever changed in between (temperature,
+    other load) is part of the effect. Not comparable where tool, data, model or hosts differ.
+    """
+    earlier = {(case.variant, *case.point): case for case in before.cases}
+    found: list[Effect] = []
+    for case in after.cases:
+        partner = earlier.get((case.variant, *case.point))
+        for metric, rule in _primary_first(rules):
+            effect = _across_runs(before, after, partner, case, metric, rule)
+            if metric == rules.primary or effect.median is not None:
+                found.append(replace(effect, primary=metric == rules.primary))
+    return found
+
+
+def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Case, metric: str, rule: Rule) -> Effect:
+    new = values(after.samples, case.case, metric)
+    old = values(before.samples, partner.case, metric) if partner else {}
+    blank = Effect(
+        case.variant,
+        case.benchmark,
+        case.case,
+        case.label,
+        metric,
+        "cannot tell",
+        rule.better,
+        rule.threshold,
+        rounds=min(len({number for _, number in old}), len({number for _, number in new})),
+        median=stats.median(list(new.values())) if new else None,
+        baseline=stats.median(list(old.values())) if old else None,
+        axes=case.axes,
+    )
+    lost = failures(after.samples, case.case)
+    if lost and not any(s.case == case.case and s.status == "measured" for s in after.samples):
+        return replace(blank, verdict="failed", reason=failure_class(lost))
+    if partner is None:
+        return replace(blank, verdict="not comparable", reason=f"not in {before.run}")
+    differing = [
+        name
+        for scope in ("", case.benchmark)
+        for name in sorted({*before.fingerprints.get(scope, {}), *after.fingerprints.get(scope, {})})
+        if before.fingerprints.get(scope, {}).get(name) != after.fingerprints.get(scope, {}).get(name)
+    ]
+    if differing:
+        return replace(blank, verdict="not comparable", reason=f"{', '.join(differing)} differ")
+    if not old:
+        return replace(blank, verdict="not comparable", reason=f"not measured in {before.run}")
+    if not new:
+        return replace(blank, reason=f"not measured in {after.run}")
+    hosts = sorted({host for host, _ in old} & {host for host, _ in new})
+    blocks = {
+        host: ([v for (h, _), v in old.items() if h == host], [v for (h, _), v in new.items() if h == host])
+        for host in hosts
+    }
+    try:
+        ratio = stats.unpaired_effect(blocks)
+    except ValueError as error:
+        return replace(blank, reason=str(error), further=max(1, stats.MIN_ROUNDS - blank.rounds))
+    blank = replace(blank, estimate=ratio.change, interval=(ratio.low, ratio.high))
+    if blank.rounds < stats.MIN_ROUNDS:
+        return replace(blank, reason=f"{_rounds(blank.rounds)} only", further=stats.MIN_ROUNDS - blank.rounds)
+    return decide(blank, ratio, rule)
+
+
+def _primary_first(rules: Rules) -> list[tuple[str, Rule]]:
+    return sorted(rules.metrics.items(), key=lambda item: item[0] != rules.primary)
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def _get(source: Any, name: str) -> Any:
+    return source[name] if isinstance(source, Mapping) else getattr(source, name)
