@@ -2,8 +2,8 @@
 its argv, its flag conventions, when it is ready, where it tells its effective settings.
 
 Templates in those files see the same facts as a campaign (`host`, `gpus`, `model`, `axes`, `port`) and two more:
-`engine` (`version`, `dir`: its environment on the host, `python`, `bin`, `launcher`: path of our launcher, `binary`: path
-of the host's own program) and `bind`, the address to listen on.
+`engine` (`version`, `dir`: its environment on the host, `python`, `bin`, `launcher`: path of our launcher, `binary`:
+path of the host's own program) and `bind`, the address to listen on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Install(Part):
     """An environment of the engine's own at `<home>/engines/<engine>-<version>`, made by uv from exact packages."""
 
     kind: Literal["uv"] = "uv"
-    python: str | None = Field(None, description="Python version for the environment; null: the host's own")
+    python: str | None = Field(default=None, description="Python version for the environment; null: the host's own")
     packages: list[str] = Field(description="requirements; `{{ engine.version }}` is the version asked for")
     check: list[str] = Field(default_factory=list, description="argv that must exit 0 in a complete environment")
 
@@ -49,15 +49,15 @@ class FlagRules(Part):
     `false_form`. `on_off` names flags that want a word instead: `[word for true, word for false]`.
     """
 
-    false_form: Literal["refuse", "no"] = Field("refuse", description="`refuse`: an error; `no`: `--no-x`")
+    false_form: Literal["refuse", "no"] = Field(default="refuse", description="`refuse`: an error; `no`: `--no-x`")
     negative: dict[str, str] = Field(default_factory=dict, description="flag -> its negative flag, without dashes")
     on_off: dict[str, tuple[str, str]] = Field(default_factory=dict)
     lists: Literal["after", "repeat", "comma"] = Field(
-        "after", description="`--x a b`, `--x a --x b` or `--x a,b`; maps are always one compact JSON value"
+        default="after", description="`--x a b`, `--x a --x b` or `--x a,b`; maps are always one compact JSON value"
     )
     list_forms: dict[str, Literal["after", "repeat", "comma"]] = Field(default_factory=dict, description="exceptions")
     aliases: dict[str, str] = Field(default_factory=dict, description="other spellings of a flag -> its long name")
-    same_underscore: bool = Field(True, description="`a_b` and `a-b` are one flag to this engine")
+    same_underscore: bool = Field(default=True, description="`a_b` and `a-b` are one flag to this engine")
     reserved: dict[str, str] = Field(default_factory=dict, description="flags that gpurun sets itself -> why")
 
 
@@ -74,7 +74,7 @@ class Ready(Part):
     health: str | None = "/health"
     models: str | None = "/v1/models"
     generate: Generate | None = None
-    answer: str | None = Field(None, description="JSON key that the generation's answer must have")
+    answer: str | None = Field(default=None, description="JSON key that the generation's answer must have")
 
 
 class Metrics(Part):
@@ -95,7 +95,7 @@ class LoadHints(Part):
 
     api: Literal["chat", "completions"] = "chat"
     extra_body: dict[str, Any] = Field(default_factory=dict, description="request keys that fix the output length")
-    tokenize: str | None = Field(None, description="path that counts tokens of a text")
+    tokenize: str | None = Field(default=None, description="path that counts tokens of a text")
 
 
 class PhaseRule(Part):
@@ -111,14 +111,20 @@ class Engine(Part):
     name: str
     title: str
     docs: str
-    default_version: str | None = Field(None, description="what `engine: name` means; null: no version is known")
+    default_version: str | None = Field(
+        default=None, description="what `engine: name` means; null: no version is known"
+    )
     install: Install | None = None
     binary: str | None = Field(
         None, description="program that is used, where it is on a host's PATH, unless the campaign pins a version"
     )
-    launcher: str | None = Field(None, description="file in the engine role that is copied to `engine.launcher`")
+    launcher: str | None = Field(
+        default=None, description="file in the engine role that is copied to `engine.launcher`"
+    )
     command: Command = Command()
-    model: Literal["file", "directory", "optional"] = Field("directory", description="what `model.path` must be")
+    model: Literal["file", "directory", "optional"] = Field(
+        default="directory", description="what `model.path` must be"
+    )
     defaults: dict[str, Any] = Field(default_factory=dict, description="flags unless the campaign says otherwise")
     env: dict[str, str] = Field(default_factory=dict, description="environment unless the campaign says otherwise")
     flags: FlagRules = FlagRules()
@@ -127,7 +133,7 @@ class Engine(Part):
     metrics: Metrics | None = None
     load: LoadHints = LoadHints()
     phases: list[PhaseRule] = Field(default_factory=list)
-    start_s: float = Field(60, description="seconds that a start is assumed to take, until one was measured")
+    start_s: float = Field(default=60, description="seconds that a start is assumed to take, until one was measured")
 
 
 def engine_names() -> tuple[str, ...]:
