@@ -1,0 +1,79 @@
+"""What a run was and who conducts it: `manifest.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from gpurun import __version__
+from gpurun.samples import Record
+
+MANIFEST_SCHEMA: Final = "gpurun.manifest/1"
+RunStatus = Literal["running", "done", "failed", "interrupted"]
+
+
+class Controller(Record):
+    """The process that conducts a run. `pid_start` is its start in clock ticks since boot, where the system tells."""
+
+    host: str
+    pid: int
+    pid_start: int | None = None
+
+    @classmethod
+    def this(cls) -> Controller:
+        """The present process."""
+        return cls(host=socket.gethostname(), pid=os.getpid(), pid_start=_pid_start(os.getpid()))
+
+    def gone(self) -> bool:
+        """Whether that process certainly no longer exists. False on another machine: it cannot be known from here."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return self.pid_start is not None and _pid_start(self.pid) not in (self.pid_start, None)
+
+
+class Manifest(Record):
+    """What a run was (a contract: `manifest.json`). Times are ISO 8601 in UTC.
+
+    `hosts` holds each host's facts, `engines` each engine's version, `command` the command line without secrets.
+    """
+
+    schema_: Literal["gpurun.manifest/1"] = Field(default=MANIFEST_SCHEMA, alias="schema")
+    run: str
+    campaign: str
+    status: RunStatus = "running"
+    started_at: str
+    ended_at: str | None = None
+    exit_code: int | None = None
+    gpurun: str = __version__
+    controller: Controller
+    command: list[str] = Field(default_factory=list)
+    hosts: dict[str, Any] = Field(default_factory=dict)
+    engines: dict[str, Any] = Field(default_factory=dict)
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @property
+    def status_now(self) -> RunStatus:
+        """The status, except that a run whose controller is gone is not running but was interrupted."""
+        return "interrupted" if self.status == "running" and self.controller.gone() else self.status
+
+
+def _pid_start(pid: int) -> int | None:
+    """A process's start in clock ticks since boot, so that a reused pid is not taken for it. None where unknown.
+
+    Source: proc_pid_stat(5), field 22; the fields are counted after the command name, which may hold anything.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    return None
