@@ -1,0 +1,6 @@
+"""Real hosts for tests: see HostFleet."""
+
+from tests.hosts.fleet import HostFleet, missing
+from tests.hosts.machine import Kind, TestHost
+
+__all__ = ["HostFleet", "Kind", "TestHost", "missing"]
