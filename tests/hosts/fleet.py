@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 
 import yaml
-
 from tests.hosts.base import base_tree
 from tests.hosts.machine import Kind, TestHost
 from tests.hosts.network import share_internet

@@ -57,6 +57,11 @@ class TestHost:
         self._boots = 0
         self._wanted = False
 
+    @property
+    def inventory_path(self) -> Path:
+        """The Ansible inventory of the fleet that this host is in."""
+        return self._slot.folder / "inventory.yml"
+
     # -- building and taking down -------------------------------------------------------------------------------------
 
     def create(self, authorized_key: str) -> None:
@@ -157,7 +162,7 @@ class TestHost:
         groups = [root / self.machine for root in cgroup_roots()]
         for group in groups:
             group.mkdir(exist_ok=True)
-        # A control group of its own, so that hosts do not share systemd's, and so that all of it can be found and ended.
+        # A control group of its own: hosts must not share systemd's, and all of it can be found and ended.
         enter = "".join(f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))} && " for group in groups)
         with self.console.open("ab") as console:
             self._process = subprocess.Popen(
@@ -239,19 +244,18 @@ class TestHost:
     def fill_disk(self, leave_bytes: int = 0) -> None:
         """Leaves that many bytes free on the host's disk (0: the next write fails with ENOSPC)."""
         self.free_disk()
-        space = os.statvfs(self._filler.parent)
-        size = space.f_bavail * space.f_frsize - leave_bytes
-        if size <= 0:
-            return
         with self._filler.open("wb") as stream:
-            # The file's own bookkeeping takes blocks too, so the last of it is taken in small pieces.
-            for piece in (size - (1 << 20), 1 << 16, 1 << 12):
-                while os.statvfs(self._filler.parent).f_bavail * space.f_frsize > leave_bytes:
-                    try:
-                        end = stream.seek(0, os.SEEK_END)
-                        os.posix_fallocate(stream.fileno(), end, max(1 << 12, piece))
-                    except OSError:
-                        break
+            while (surplus := self._disk_free() - leave_bytes) > 0:
+                # Not all at once: the file's own bookkeeping takes blocks too.
+                piece = surplus // 2 if surplus > 1 << 20 else 4096
+                try:
+                    os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), piece)
+                except OSError:
+                    return
+
+    def _disk_free(self) -> int:
+        space = os.statvfs(self._filler.parent)
+        return space.f_bavail * space.f_frsize
 
     def free_disk(self) -> None:
         """Takes back what `fill_disk` took."""

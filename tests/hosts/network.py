@@ -18,8 +18,9 @@ def share_internet(slot: Slot) -> Iterator[None]:
 
     Forwarding is switched on for the time that any fleet needs it; the last one restores what was set before.
     """
-    table = f"table ip {slot.name} {{ chain out {{ type nat hook postrouting priority srcnat; "
-    table += f'ip saddr {slot.subnet} oifname != "{slot.name}" masquerade; }} }}'
+    rule = f'ip saddr {slot.subnet} oifname != "{slot.name}" masquerade'
+    chain = f"chain out {{\ntype nat hook postrouting priority srcnat\n{rule}\n}}"
+    table = f"table ip {slot.name} {{\n{chain}\n}}\n"
     run("nft", table, check=True)
     before = RUN_FOLDER / "ip_forward.before"
     with (RUN_FOLDER / "ip_forward.lock").open("a") as lock:

@@ -86,7 +86,7 @@ class Slot:
 
 
 def cgroup_roots() -> list[Path]:
-    """Mount points of the hierarchies that systemd uses: cgroup2, and systemd's own of version 1 where that is mounted."""
+    """Mount points of the hierarchies that systemd uses: cgroup2, and its own of version 1 where that is mounted."""
     roots = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options = line.split()[:4]
@@ -127,5 +127,7 @@ def run(*argv: str, check: bool = False) -> subprocess.CompletedProcess[str]:
     """Runs a program of this machine; with `check`, a failure is an error that shows what it said."""
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     if check and done.returncode != 0:
-        raise RuntimeError(f"`{' '.join(argv)}` failed with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(
+            f"`{' '.join(argv)}` failed with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+        )
     return done

@@ -1,0 +1,59 @@
+"""Fixtures that several folders of tests share: booted hosts. See tests/hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.hosts import HostFleet, TestHost
+
+HOST_FIXTURES = {"bootable", "host", "plain_host", "fleet"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses a booted host carries the marker `hosts`."""
+    for item in items:
+        if HOST_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.hosts)
+
+
+@pytest.fixture(scope="session")
+def bootable() -> None:
+    """Skips where this machine cannot boot hosts; in CI, where it must, that is a failure."""
+    from tests.hosts import base_tree, missing
+
+    reason = missing()
+    if reason is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    base_tree()
+
+
+@pytest.fixture(scope="module")
+def host(bootable: None) -> Iterator[TestHost]:
+    """One booted host with systemd, shared by the tests of a module."""
+    with _fleet() as hosts:
+        yield hosts[0]
+
+
+@pytest.fixture(scope="module")
+def plain_host(bootable: None) -> Iterator[TestHost]:
+    """One host without systemd: a bare sshd, as in rented containers."""
+    with _fleet(kind="plain") as hosts:
+        yield hosts[0]
+
+
+@pytest.fixture(scope="module")
+def fleet(bootable: None) -> Iterator[HostFleet]:
+    """Four booted hosts."""
+    with _fleet(4) as hosts:
+        yield hosts
+
+
+def _fleet(n: int = 1, **options: object) -> HostFleet:
+    from tests.hosts import HostFleet
+
+    return HostFleet(n, **options)  # type: ignore[arg-type]
