@@ -1,0 +1,122 @@
+"""Which run holds this host. One at a time; a holder whose controller is dead loses it.
+
+<home>/lock.json, changed only under a file lock on <home>/lock.guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible.module_utils.gpurun_jobs import State, read_state
+from ansible.module_utils.gpurun_processes import look, machine_id
+from ansible.module_utils.gpurun_stop import purge, stop
+from ansible.module_utils.gpurun_supervisor import write_state
+
+_RENEW_S = 5.0
+_POLL_S = 0.2
+
+
+def holder(home: Path) -> State | None:
+    """The lock as it stands: run, campaign, controller, since, renewed_at, lease_s."""
+    return read_state(home / "lock.json")
+
+
+def renew(home: Path, run: str) -> bool:
+    """Prolong the lease; False if this run does not hold the host (any more)."""
+    lock = holder(home)
+    if not lock or lock["run"] != run:
+        return False
+    if time.time() - lock["renewed_at"] < _RENEW_S:
+        return True
+    with _guard(home):
+        lock = holder(home)
+        if not lock or lock["run"] != run:
+            return False
+        write_state(home / "lock.json", {**lock, "renewed_at": time.time()})
+    return True
+
+
+def hold(home: Path, wanted: State, wait_s: float) -> State:
+    """Take or keep the host for `wanted` (run, campaign, controller, lease_s), waiting up to `wait_s`.
+
+    Returns {held, changed, taken_from, holder, ended}. When the host is taken, everything that an earlier controller
+    left of this run, and of the run that held it, has been ended, and this run's job directories are gone: a run that
+    is resumed starts its jobs anew.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        with _guard(home):
+            lock = holder(home)
+            same = lock is not None and lock["run"] == wanted["run"] and _same(lock["controller"], wanted["controller"])
+            if same or not lock or is_abandoned(lock):
+                return _take(home, lock, wanted, same)
+        if time.monotonic() >= until:
+            return {"held": False, "changed": False, "taken_from": None, "holder": lock, "ended": []}
+        time.sleep(_POLL_S)
+
+
+def _take(home: Path, lock: State | None, wanted: State, same: bool) -> State:
+    now = time.time()
+    if lock and same:
+        write_state(home / "lock.json", {**lock, **wanted, "renewed_at": now})
+        return {"held": True, "changed": False, "taken_from": None, "holder": None, "ended": []}
+    runs = {wanted["run"], lock["run"]} if lock else {wanted["run"]}
+    # Ours only once all of the old one is ended: should we be killed here, the next one does it again.
+    ended = [one for run in sorted(runs) for one in stop(home, run)]
+    purge(home, wanted["run"])
+    write_state(home / "lock.json", {**wanted, "since": now, "renewed_at": now})
+    return {"held": True, "changed": True, "taken_from": lock, "holder": None, "ended": ended}
+
+
+def release(home: Path, run: str) -> bool:
+    """Give the host back, whoever holds it with "*"; False if this run does not hold it."""
+    if not home.is_dir():
+        return False
+    with _guard(home):
+        lock = holder(home)
+        if not lock or run not in ("*", lock["run"]):
+            return False
+        (home / "lock.json").unlink()
+    return True
+
+
+def is_abandoned(lock: State) -> bool:
+    """Whether the holder's controller is dead: its process is gone or, if that cannot be seen, its lease is over."""
+    controller = lock["controller"]
+    if controller.get("machine_id") == machine_id():
+        process = look(int(controller["pid"]))
+        if process is None:
+            return True
+        start = controller.get("pid_start")
+        return start is not None and process.born.rpartition(":")[2] != str(start)
+    return bool(time.time() > lock["renewed_at"] + lock["lease_s"])
+
+
+def describe(lock: State) -> str:
+    """Who holds the host, in one sentence."""
+    controller = lock["controller"]
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lock["since"]))
+    return (
+        f"run {lock['run']} of campaign {lock.get('campaign') or '?'} holds this host since {since}, "
+        f"controlled from {controller.get('host') or '?'}, pid {controller.get('pid')}"
+    )
+
+
+def _same(one: State, other: State) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("machine_id", "pid", "pid_start"))
+
+
+@contextlib.contextmanager
+def _guard(home: Path) -> Iterator[None]:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    guard = os.open(home / "lock.guard", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(guard)

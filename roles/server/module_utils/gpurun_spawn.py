@@ -1,0 +1,226 @@
+"""Creates a job on this host: its directory, its port, its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+from ansible.module_utils import (
+    gpurun_ports,
+    gpurun_processes,
+    gpurun_readiness,
+    gpurun_supervisor,
+)
+from ansible.module_utils.gpurun_jobs import Job, JobError, State
+from ansible.module_utils.gpurun_supervisor import write_state
+
+PORT = "@GPURUN_PORT@"
+_PARTS = (gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_supervisor)
+_SPEC_S = 15.0
+# What a job inherits. Everything else of our own environment stays out: over a local connection that is the
+# controller's, with whatever tokens it has; and a server should not change with the shell that gpurun was called from.
+_INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+)
+
+
+def create(job: Job, kind: str, wanted: State) -> bool:
+    """Create the job and start its supervisor; returns at once. A port that is taken is a job that has ended with that.
+
+    False if somebody else has just created it.
+
+    `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
+    address, ready, and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
+    """
+    _check(wanted)
+    port = _port(job, kind, wanted)
+    job.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        job.directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    root = Path("/run/systemd/system").is_dir() and os.geteuid() == 0
+    unit = f"gpurun-{job.run}-{job.name}" if root else None
+    asked = {
+        "kind": kind,
+        "run": job.run,
+        "job": job.name,
+        "port": port,
+        "unit": unit,
+        "argv": [_filled(word, port) for word in wanted["argv"]],
+        "created_at": time.time(),
+        "stop_s": wanted["stop_s"],
+    }
+    if kind == "server" and port is not None and wanted["port"] is not None and not gpurun_ports.is_free(port):
+        _stillborn(job, "port_in_use", **_taken(port))
+        write_state(job.directory / "job.json", asked)
+        return True
+    for name, text in (wanted["files"] or {}).items():
+        _write_private(job.directory / name, _filled(text, port))
+    fifo = job.directory / "spec.fifo"
+    os.mkfifo(fifo, 0o600)
+    write_state(job.directory / "job.json", asked)
+    try:
+        _start_supervisor(job, unit, wanted)
+        _send_spec(job, fifo, json.dumps(_spec(job, wanted, port, asked["argv"])).encode())
+    except OSError as error:
+        _stillborn(job, "spawn", message=f"cannot start a supervisor: {error}")
+    finally:
+        fifo.unlink()
+    return True
+
+
+def _check(wanted: State) -> None:
+    if not wanted["argv"]:
+        raise JobError("argv is empty: there is nothing to start")
+    for name in wanted["files"] or {}:
+        if name != Path(name).name or name in {"log", "job.json"}:
+            raise JobError(f"files: {name!r} is not a plain file name of its own")
+    for name, value in (wanted["secrets"] or {}).items():
+        if not value:
+            raise JobError(f"the secret {name} has no value: set it in the environment of gpurun")
+
+
+def _port(job: Job, kind: str, wanted: State) -> int | None:
+    if wanted["port_of"]:
+        server = Job(job.home, job.run, wanted["port_of"]).asked
+        if server is None:
+            raise JobError(f"port_of: there is no job {wanted['port_of']} in run {job.run}")
+        return server["port"]  # type: ignore[no-any-return]
+    if wanted["port"] is None and kind == "server":
+        return gpurun_ports.choose()
+    return wanted["port"]  # type: ignore[no-any-return]
+
+
+def _taken(port: int) -> State:
+    who = gpurun_ports.holder(port)
+    name = f"{who['command']} (pid {who['pid']}, user {who['user']})" if who else "a process that does not listen yet"
+    message = f"port {port} is taken by {name}: end that, or choose another port, or none to get a free one"
+    return {"message": message, "holder": who}
+
+
+def _stillborn(job: Job, reason: str, **facts: object) -> None:
+    """A job that never had a process has ended all the same."""
+    ended = {"exit_code": None, "signal": None, "reason": reason, "ended_at": time.time(), **facts}
+    write_state(job.directory / "ended.json", ended)
+
+
+def _filled(text: str, port: int | None) -> str:
+    return text if port is None else text.replace(PORT, str(port))
+
+
+def _spec(job: Job, wanted: State, port: int | None, argv: list[str]) -> State:
+    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    env.update({name: _filled(str(value), port) for name, value in (wanted["env"] or {}).items()})
+    env.update(wanted["secrets"] or {})
+    env.update(_marks(job))
+    limits = {name: float(wanted[name]) for name in ("life_s", "stop_s", "start_s", "hang_s")}
+    return {
+        "argv": argv,
+        "env": env,
+        "cwd": wanted["cwd"] or str(job.directory),
+        "ready": wanted["ready"],
+        "address": wanted["address"],
+        "port": port,
+        **limits,
+    }
+
+
+def _marks(job: Job) -> dict[str, str]:
+    return {"GPURUN_HOME": str(job.home), "GPURUN_JOB": f"{job.run}/{job.name}"}
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text)
+
+
+def _program(home: Path) -> Path:
+    """The supervisor as one file, named by its content: several versions of gpurun may use one host.
+
+    Made from the code that came with this module, so that no task has to copy it. Inside, the parts have the names
+    that they have under Ansible.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        texts = {"ansible/__init__.py": "", "ansible/module_utils/__init__.py": ""}
+        for part in _PARTS:
+            texts[part.__name__.replace(".", "/") + ".py"] = part.__loader__.get_source(part.__name__)  # type: ignore
+        texts["__main__.py"] = "from ansible.module_utils.gpurun_supervisor import main\n\nmain()\n"
+        for name, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # a fixed date: same content, same name
+    content = buffer.getvalue()
+    path = home / "bin" / f"supervisor-{hashlib.sha256(content).hexdigest()[:12]}.pyz"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part_path = path.with_name(f"{path.name}.{os.getpid()}")
+        part_path.write_bytes(content)
+        part_path.replace(path)
+    return path
+
+
+def _start_supervisor(job: Job, unit: str | None, wanted: State) -> None:
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", str(_program(job.home)), str(job.directory)]
+    said = job.directory / "supervisor.log"
+    marks = _marks(job)
+    if unit is None:
+        # It forks itself off and lets us go on, so that it is nobody's child but init's.
+        with said.open("ab") as log:
+            done = subprocess.run(
+                [*argv, "--detach"], env=marks, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            )
+        if done.returncode != 0:
+            raise OSError(f"{sys.executable} ended with {done.returncode}: {said.read_text(errors='replace')[-500:]}")
+        return
+    limit_s = wanted["life_s"] + wanted["stop_s"] + 60  # ours come first: they tell a reason
+    properties = [
+        "Type=exec",
+        "KillMode=control-group",
+        f"RuntimeMaxSec={limit_s:g}",
+        f"TimeoutStopSec={wanted['stop_s'] + 30:g}",
+        "OOMPolicy=continue",  # the supervisor tells which process was killed; the default would end all, as if asked
+        "LimitMEMLOCK=infinity",
+        f"StandardOutput=append:{said}",
+        f"StandardError=append:{said}",
+    ]
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--description={description(job)}"]
+    command += [f"--property={one}" for one in properties]
+    command += [f"--setenv={name}={value}" for name, value in marks.items()]
+    done = subprocess.run(
+        [*command, "--", *argv], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        raise OSError(f"systemd-run refused {unit}: {done.stderr.strip()}")
+
+
+def description(job: Job) -> str:
+    """The description of a job's unit: it tells units of different homes apart."""
+    return f"gpurun job {job.directory}"
+
+
+def _send_spec(job: Job, fifo: Path, spec: bytes) -> None:
+    """Hand over what must not touch the disk. A supervisor that never comes for it has said why in its own log."""
+    until = time.monotonic() + _SPEC_S
+    while True:
+        try:
+            pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads yet
+                raise
+        if time.monotonic() > until or job.is_over():
+            return
+        time.sleep(0.005)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(pipe, "wb") as file:
+        os.set_blocking(pipe, True)
+        file.write(spec)
