@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from gpurun.complaints import in_file_order, translate
+from gpurun.errors import ConfigError, Problem
 from gpurun.fields import (
     Complaint,
     Duration,
@@ -24,7 +29,8 @@ from gpurun.fields import (
     VariantName,
     Wheel,
 )
-from gpurun.load import Document
+from gpurun.load import Document, KeyPath
+from gpurun.overrides import apply_overrides
 from gpurun.samples import FailureClass
 
 SCHEMA_URI = "https://json-schema.org/draft/2020-12/schema"
@@ -228,7 +234,7 @@ class Compare(Section):
     @model_validator(mode="after")
     def _primary_is_judged(self) -> Compare:
         if self.primary not in self.metrics:
-            raise Complaint(f"`primary: {self.primary}` is not among `metrics`", allowed=tuple(self.metrics))
+            raise Complaint("not among `metrics`", allowed=tuple(self.metrics), at="primary")
         return self
 
 
@@ -271,3 +277,73 @@ def campaign_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a campaign file."""
     schema = Campaign.model_json_schema()
     return {"$schema": SCHEMA_URI, **schema, "title": "gpurun campaign"}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What is right and wrong with a file: the campaign as far as it can be read, every problem, and the paths whose
+    values are left out because of one."""
+
+    campaign: Campaign | None
+    problems: tuple[Problem, ...]
+    left_out: tuple[KeyPath, ...]
+
+    def about(self, path: KeyPath) -> bool:
+        """Whether something at, above or below `path` was left out, so that what follows from it is not the user's."""
+        return any(path[: len(out)] == out or out[: len(path)] == path for out in self.left_out)
+
+
+# Stand in for required parts that are missing or wrong, so that the rest of the file can be looked at all the same.
+_STAND_INS: dict[str, Any] = {
+    "version": 1,
+    "name": "unnamed",
+    "server": {},
+    "benchmarks": {
+        "none": {"load": {"concurrency": 1, "requests": 1}, "data": {"prompt_tokens": 1, "output_tokens": 1}}
+    },
+}
+
+
+def parse(document: Document, overrides: Sequence[str] = ()) -> Campaign:
+    """The campaign in a document with each `--set` value applied. ConfigError with every problem of form."""
+    examined = examine(document, overrides)
+    if examined.problems or examined.campaign is None:
+        raise ConfigError(examined.problems)
+    return examined.campaign
+
+
+def examine(document: Document, overrides: Sequence[str] = ()) -> Examined:
+    """The same without raising: what is wrong is left out, so that later checks can add their problems to these."""
+    document = apply_overrides(document, Campaign, overrides)
+    data = deepcopy(document.data)
+    problems: list[Problem] = list(document.problems)
+    left_out: list[KeyPath] = []
+    campaign = None
+    for _ in range(10):
+        examined = Examined(None, (), tuple(left_out))
+        try:
+            campaign = Campaign.model_validate(data)
+            break
+        except ValidationError as error:
+            found = translate(error, Campaign, document)
+        problems += [problem for path, problem in found if not examined.about(path)]
+        for path, _problem in found:
+            left_out.append(_leave_out(data, path))
+    if campaign is not None:
+        campaign._document = replace(document, data=data)
+    return Examined(campaign, tuple(in_file_order(problems)), tuple(left_out))
+
+
+def _leave_out(data: dict[str, Any], path: KeyPath) -> KeyPath:
+    """Remove what is at `path`, or the mapping that lacks it; returns the path of what is gone."""
+    while path:
+        here: Any = data
+        for part in path[:-1]:
+            here = here.get(part) if isinstance(here, dict) else None
+        if isinstance(here, dict) and (path[-1] in here or len(path) == 1):
+            here.pop(path[-1], None)
+            if len(path) == 1 and path[0] in _STAND_INS:
+                data[str(path[0])] = deepcopy(_STAND_INS[str(path[0])])
+            return path
+        path = path[:-1]
+    return path

@@ -8,6 +8,8 @@ path of the host's own program) and `bind`, the address to listen on.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.samples import Phase
+from gpurun.tree import map_texts
 
 _FOLDER = Path(__file__).resolve().parent / "data" / "engines"
 
@@ -147,3 +150,56 @@ def load_engine(name: str) -> Engine:
     if name not in engine_names():
         raise KeyError(name)
     return Engine.model_validate(yaml.safe_load((_FOLDER / f"{name}.yml").read_text(encoding="utf-8")))
+
+
+def canonical(rules: FlagRules, flag: str) -> str:
+    """The long name of a flag in this engine's main spelling."""
+    plain = flag.replace("_", "-") if rules.same_underscore else flag
+    return rules.aliases.get(plain, plain)
+
+
+def flag_argv(rules: FlagRules, flag: str, value: Any, render: Callable[[str], str] = str) -> list[str]:
+    """The arguments that one flag becomes. ValueError where this engine has no way to say it.
+
+    `render` fills in templates; what is not a text or not a template arrives as it was written.
+    """
+    name = canonical(rules, flag)
+    dashed = f"-{flag}" if len(name) == 1 else f"--{name}"
+    if isinstance(value, bool):
+        if name in rules.on_off:
+            return [dashed, rules.on_off[name][0 if value else 1]]
+        if value:
+            return [dashed]
+        if name in rules.negative:
+            return [f"--{rules.negative[name]}"]
+        if rules.false_form == "no":
+            return [f"--no-{name}"]
+        raise ValueError(f"`{flag}` has no negative form that gpurun knows")
+    if not isinstance(value, list):
+        return [dashed, _word(value, render)]
+    words = [_word(item, render) for item in value]
+    form = rules.list_forms.get(name, rules.lists)
+    if form == "after":
+        return [dashed, *words]
+    if form == "repeat":
+        return [part for word in words for part in (dashed, word)]
+    if any("," in word for word in words):
+        raise ValueError(f"`{flag}` takes its values with commas between them, so none may hold a comma")
+    return [dashed, ",".join(words)]
+
+
+def flags_argv(rules: FlagRules, flags: Mapping[str, Any], render: Callable[[str], str] = str) -> list[str]:
+    """The arguments of all flags, in their order; those with null are left out."""
+    return [
+        word for flag, value in flags.items() if value is not None for word in flag_argv(rules, flag, value, render)
+    ]
+
+
+def _word(value: Any, render: Callable[[str], str]) -> str:
+    """One argument: text through its template, numbers as Python writes them, maps as compact JSON."""
+    if isinstance(value, str):
+        return render(value)
+    if isinstance(value, dict):
+        filled = map_texts(value, render)
+        return json.dumps(filled, ensure_ascii=False, separators=(",", ":"))
+    return str(value)

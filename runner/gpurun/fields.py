@@ -25,10 +25,11 @@ _FLAG = re.compile(r"[^-\s=][^\s=]*")
 
 
 class Complaint(ValueError):
-    """What is wrong with a value, with the names that would be right and the next step."""
+    """What is wrong with a value, with the names that would be right and the next step; `at` is the key inside."""
 
-    def __init__(self, message: str, *, hint: str | None = None, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, allowed: Sequence[str] = (), at: str = "") -> None:
         super().__init__(message)
+        self.at = at
         self.hint = hint
         self.allowed = tuple(allowed)
 
@@ -40,7 +41,7 @@ def duration(value: object) -> float:
         return sum(float(number) * _UNITS[unit] for unit, number in match.groupdict().items() if number)
     if (isinstance(value, (int, float)) and not isinstance(value, bool)) or re.fullmatch(r"[\d.]+", str(value)):
         raise Complaint("a duration needs a unit", hint=f"write `{value}s` for seconds, or use ms, m, h: `1h30m`")
-    raise Complaint("is not a duration", hint="write it as `90s`, `15m`, `1h30m` or `500ms`")
+    raise Complaint("not a duration", hint="write it as `90s`, `15m`, `1h30m` or `500ms`")
 
 
 def _positive_duration(value: object) -> float:
@@ -57,7 +58,7 @@ def percentage(value: object) -> float:
         return float(match[1]) / 100
     if (isinstance(value, (int, float)) and not isinstance(value, bool)) or re.fullmatch(r"[\d.]+", str(value)):
         raise Complaint("a percentage needs its unit", hint=f"write `{value}%` (a fraction of 0.02 is `2%`)")
-    raise Complaint("is not a percentage", hint="write it as `2%` or `0.5%`")
+    raise Complaint("not a percentage", hint="write it as `2%` or `0.5%`")
 
 
 def name(value: object) -> str:
@@ -90,7 +91,7 @@ def _plain(value: object) -> object:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise Complaint("is not a number that a program can be given")
+        raise Complaint("not a number that a program can be given")
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -168,7 +169,7 @@ def _sha256(value: object) -> str:
 def _url(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+/\S*[^\s/]", value):
         return value
-    raise Complaint("is not the http(s) address of a file", hint="write no user or password into it")
+    raise Complaint("not the http(s) address of a file", hint="write no user or password into it")
 
 
 def _relative_file(value: object) -> str:

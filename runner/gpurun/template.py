@@ -1,0 +1,125 @@
+"""Templates in a campaign: Jinja2 in a sandbox, over facts that are declared here. A fact that does not exist is an
+error, never an empty text.
+
+Only text with `{{` or `{%` is a template; all other text stays exactly as it is. Where `{{` itself is meant, Jinja's
+own ways apply: `{{ '{{' }}` or `{% raw %}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpurun.fields import PORT_TOKEN
+from gpurun.tree import map_texts
+
+FACTS: dict[str, tuple[str, ...] | None] = {
+    "host": (
+        *("name", "hostname", "cpus", "cpus_logical", "cores", "sockets", "cpu_model", "memory_bytes"),
+        *("memory_available_bytes", "arch", "kernel", "os", "python", "home", "disk_free_bytes", "init", "container"),
+        *("user", "uid", "commands"),
+    ),
+    "gpus": None,
+    "model": ("path", "name"),
+    "axes": None,
+    "port": None,
+}
+"""What a campaign's templates may use -> its attributes, where those are fixed."""
+
+ENGINE_FACTS: dict[str, tuple[str, ...] | None] = {
+    **FACTS,
+    "engine": ("version", "dir", "python", "bin", "launcher", "binary"),
+    "bind": None,
+}
+"""The same for the data files of engines."""
+
+
+class TemplateError(ValueError):
+    """A template that cannot be read, or that cannot be filled in from these facts."""
+
+
+def is_template(text: str) -> bool:
+    """Whether the text is rendered at all."""
+    return "{{" in text or "{%" in text
+
+
+def render(text: str, context: Mapping[str, Any]) -> str:
+    """The text with its templates filled in. TemplateError says what is wrong with it."""
+    if not is_template(text):
+        return text
+    try:
+        result = _environment().from_string(text).render(context)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(_syntax(error)) from None
+    except jinja2.TemplateError as error:
+        raise TemplateError(error.message or type(error).__name__) from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise TemplateError(f"{type(error).__name__}: {error}") from None
+    if "\0" in result:
+        raise TemplateError("it gives a NUL, which no program can be given")
+    return result
+
+
+def render_tree(value: Any, context: Mapping[str, Any]) -> Any:
+    """The same for every text inside lists and maps; keys and everything else stay as they are."""
+    return map_texts(value, lambda text: render(text, context))
+
+
+def unknown_facts(text: str, facts: Mapping[str, tuple[str, ...] | None] = FACTS) -> list[str]:
+    """The facts that a text uses but nobody provides, such as `hst` or `host.cpu`. TemplateError if it is unreadable.
+
+    Attributes of a GPU are not known beforehand; they are checked when the template is filled in.
+    """
+    if not is_template(text):
+        return []
+    try:
+        tree = _environment().parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(_syntax(error)) from None
+    unknown = sorted(name for name in meta.find_undeclared_variables(tree) if name not in facts and name != "range")
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        assert isinstance(node, (nodes.Getattr, nodes.Getitem))
+        base = node.node
+        if not isinstance(base, nodes.Name) or (known := facts.get(base.name)) is None:
+            continue
+        if isinstance(node, nodes.Getattr):
+            attribute: object = node.attr
+        else:
+            attribute = node.arg.value if isinstance(node.arg, nodes.Const) else known[0]
+        if attribute not in known:
+            unknown.append(f"{base.name}.{attribute}")
+    return list(dict.fromkeys(unknown))
+
+
+def facts_for(
+    host: Mapping[str, Any], model: Mapping[str, Any], axes: Mapping[str, Any], port: int | None
+) -> dict[str, Any]:
+    """What a campaign's templates see on one host. `host` is what the facts module found: `host` and `gpus`."""
+    return {
+        "host": dict(host.get("host", {})),
+        "gpus": list(host.get("gpus", [])),
+        "model": dict(model),
+        "axes": dict(axes),
+        "port": PORT_TOKEN if port is None else port,
+    }
+
+
+_cached: list[ImmutableSandboxedEnvironment] = []
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    if not _cached:
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        environment.globals = {"range": environment.globals["range"]}
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        _cached.append(environment)
+    return _cached[0]
+
+
+def _syntax(error: jinja2.TemplateSyntaxError) -> str:
+    return f"{error.message}" if error.message else "it cannot be read"
