@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 COMMANDS = ("llama-server", "docker", "podman", "nvidia-smi", "systemd-run")
 # Where GPU clouds and WSL put nvidia-smi, and what a non-login ssh session leaves out of PATH.
@@ -18,7 +19,7 @@ _MORE_PATHS += ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/run/current-syste
 
 def collect(home: str) -> dict[str, object]:
     """The `host` part of gpurun_facts. Sizes in bytes, times in seconds since the epoch."""
-    home = os.path.expanduser(home)
+    place = Path(home).expanduser()
     memory_limit, memory_current = _memory_limit()
     meminfo = _meminfo()
     total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", 0)
@@ -39,9 +40,9 @@ def collect(home: str) -> dict[str, object]:
         "kernel": platform.release(),
         "os": _os_release(),
         "python": {"path": sys.executable, "version": platform.python_version()},
-        "home": home,
-        "disk_free_bytes": _disk_free(home),
-        "init": "systemd" if os.path.isdir("/run/systemd/system") and _read("/proc/1/comm") == "systemd" else "other",
+        "home": str(place),
+        "disk_free_bytes": _disk_free(place),
+        "init": "systemd" if Path("/run/systemd/system").is_dir() and _read("/proc/1/comm") == "systemd" else "other",
         "container": _container(),
         "user": _user(),
         "uid": os.getuid(),
@@ -59,7 +60,7 @@ def find_command(name: str) -> str | None:
 
 
 def usable_cpus() -> int:
-    """Processors that this session may really use: its affinity, and any CPU quota above it, rounded down to whole ones."""
+    """Processors that this session may really use: its affinity and any CPU quota, rounded down to whole ones."""
     usable = len(os.sched_getaffinity(0))
     for quota in _cpu_quotas():
         usable = min(usable, max(1, int(quota)))
@@ -82,7 +83,7 @@ def _cgroup_folders(controller: str) -> list[str]:
             folders += [root + path.rstrip("/") for root in roots]
             if path in ("", "/"):
                 break
-            path = os.path.dirname(path)
+            path = str(Path(path).parent)
     return folders
 
 
@@ -148,10 +149,10 @@ def _os_release() -> dict[str, str | None]:
     return {"id": values.get("ID"), "version": values.get("VERSION_ID"), "name": values.get("PRETTY_NAME")}
 
 
-def _disk_free(path: str) -> int | None:
+def _disk_free(path: Path) -> int | None:
     """Bytes that this user may still write where `path` is, or will be."""
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
+    while not path.exists() and path != path.parent:
+        path = path.parent
     try:
         status = os.statvfs(path)
     except OSError:
@@ -171,12 +172,12 @@ def _container() -> str:
     named = _read("/run/systemd/container") or _environment_of_init().get("container", "")
     if named:
         return named
-    if os.path.exists("/var/run/secrets/kubernetes.io") or "KUBERNETES_SERVICE_HOST" in _environment_of_init():
+    if Path("/var/run/secrets/kubernetes.io").exists() or "KUBERNETES_SERVICE_HOST" in _environment_of_init():
         return "kubernetes"
-    if os.path.exists("/run/.containerenv"):
+    if Path("/run/.containerenv").exists():
         return "podman"
     groups = _read("/proc/1/cgroup")
-    if os.path.exists("/.dockerenv") or "/docker" in groups:
+    if Path("/.dockerenv").exists() or "/docker" in groups:
         return "docker"
     for word, kind in (("kubepods", "kubernetes"), ("libpod", "podman"), ("/lxc", "lxc"), ("containerd", "other")):
         if word in groups:
@@ -198,7 +199,6 @@ def _environment_of_init() -> dict[str, str]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read().strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

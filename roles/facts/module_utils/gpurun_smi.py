@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import pwd
 import signal
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 from ansible.module_utils.gpurun_smi_text import parse_csv, parse_failure, parse_list
 from ansible.module_utils.gpurun_smi_topology import parse_topology
@@ -83,9 +83,9 @@ def collect(nvidia_smi: str, limit_s: float) -> dict[str, object]:
 def pci_devices() -> list[str]:
     """PCI addresses of NVIDIA's display and 3D controllers, from sysfs: what the host has, driver or none."""
     found = []
-    for path in glob.glob("/sys/bus/pci/devices/*"):
-        if _read(f"{path}/vendor") == "0x10de" and _read(f"{path}/class")[:6] in ("0x0300", "0x0302"):
-            found.append(os.path.basename(path))
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        if _read(f"{device}/vendor") == "0x10de" and _read(f"{device}/class")[:6] in ("0x0300", "0x0302"):
+            found.append(device.name)
     return sorted(found)
 
 
@@ -212,7 +212,7 @@ def _numa_node(address: object) -> int | None:
 def _owner(pid: object) -> str | None:
     """The user of a process; None where it cannot be seen from here (another PID namespace, or gone)."""
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
+        uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
     try:
@@ -223,7 +223,6 @@ def _owner(pid: object) -> str | None:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read().strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Values as nvidia-smi prints them: numbers with units, switches, and the many ways of saying that there is no value."""
+"""Values as nvidia-smi prints them: numbers with units, switches, and its many ways of saying that there is none."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Names differ between driver branches: throttle reasons became event reasons (535
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET  # noqa: S405 (nvidia-smi's own output, without external entities)
+import xml.etree.ElementTree as ET
 
 from ansible.module_utils.gpurun_smi_values import bus_id, is_error, number, switch, text, whole
 
