@@ -226,14 +226,15 @@ def decide(blank: Effect, ratio: stats.Ratio, rule: Rule) -> Effect:
 class RunView:
     """What the comparison of two runs needs of each: its cases, samples and fingerprints.
 
-    `fingerprints` maps what must be alike ("tool", "data", "model", "host NAME", ...) to anything comparable, by
-    benchmark name; "" holds what concerns all of them.
+    `fingerprints` holds, by case id, what must be alike ("tool", "data", "model") as anything comparable; `hosts` the
+    same for each host's hardware. A host that only one of the runs had is left out.
     """
 
     run: str
     cases: Sequence[Case]
     samples: Sequence[Sample]
     fingerprints: Mapping[str, Mapping[str, Any]]
+    hosts: Mapping[str, Any]
 
 
 def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
@@ -275,19 +276,18 @@ def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Ca
         return replace(blank, verdict="failed", reason=failure_class(lost))
     if partner is None:
         return replace(blank, verdict="not comparable", reason=f"not in {before.run}")
-    differing = [
-        name
-        for scope in ("", case.benchmark)
-        for name in sorted({*before.fingerprints.get(scope, {}), *after.fingerprints.get(scope, {})})
-        if before.fingerprints.get(scope, {}).get(name) != after.fingerprints.get(scope, {}).get(name)
-    ]
+    differing = _differing(before.fingerprints.get(partner.case, {}), after.fingerprints.get(case.case, {}))
+    shared = before.hosts.keys() & after.hosts.keys()
+    differing += [f"host {host}" for host in sorted(shared) if before.hosts[host] != after.hosts[host]]
     if differing:
-        return replace(blank, verdict="not comparable", reason=f"{', '.join(differing)} differ")
+        return replace(blank, verdict="not comparable", reason=f"different: {', '.join(differing)}")
     if not old:
         return replace(blank, verdict="not comparable", reason=f"not measured in {before.run}")
     if not new:
         return replace(blank, reason=f"not measured in {after.run}")
     hosts = sorted({host for host, _ in old} & {host for host, _ in new})
+    if not hosts:
+        return replace(blank, verdict="not comparable", reason="no host in common")
     blocks = {
         host: ([v for (h, _), v in old.items() if h == host], [v for (h, _), v in new.items() if h == host])
         for host in hosts
@@ -300,6 +300,10 @@ def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Ca
     if blank.rounds < stats.MIN_ROUNDS:
         return replace(blank, reason=f"{_rounds(blank.rounds)} only", further=stats.MIN_ROUNDS - blank.rounds)
     return decide(blank, ratio, rule)
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
 def _primary_first(rules: Rules) -> list[tuple[str, Rule]]:

@@ -1,0 +1,97 @@
+"""`gpurun runs`: list stored runs, show one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from gpurun.assess import Assessment
+
+results_option = click.option(
+    "--results",
+    "results_dir",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    show_envvar=True,
+    help="Folder that holds the runs.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, help="One JSON document on stdout.")
+
+
+@click.group("runs", invoke_without_command=True)
+@results_option
+@json_option
+@click.pass_context
+def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
+    """List stored runs, newest first; `show` prints one again."""
+    context.obj = results_dir
+    if context.invoked_subcommand is not None:
+        return
+    from gpurun.store import list_runs
+
+    runs = list_runs(results_dir)
+    if as_json:
+        listed = [
+            {
+                "id": run.run,
+                "campaign": run.campaign,
+                "status": run.status,
+                "started_at": run.started_at or None,
+                "ended_at": run.ended_at,
+                "samples": run.samples,
+                "dir": str(run.directory),
+            }
+            for run in runs
+        ]
+        print_json({"schema": "gpurun.runs/1", "runs": listed})
+        return
+    from gpurun.terminal import Terminal
+    from gpurun.terminal.tables import runs_table
+
+    terminal = Terminal()
+    if runs:
+        terminal.show(runs_table(runs))
+    else:
+        terminal.message(f"no runs in {results_dir}; `gpurun bench --config FILE` makes one")
+
+
+@command.command("show")
+@click.argument("run")
+@click.option("--results", "results_dir", type=click.Path(path_type=Path), help="Folder that holds the runs.")
+@json_option
+@click.pass_context
+def show(context: click.Context, run: str, results_dir: Path | None, as_json: bool) -> None:
+    """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
+    show_run(results_dir or context.obj, run, as_json)
+
+
+def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
+    """Judge a stored run anew, print it, and return its assessment."""
+    from gpurun.assess import assess
+    from gpurun.store import find
+
+    store = find(results_dir, reference)
+    manifest = store.manifest
+    judged = assess(store.plan, store.samples(), store.directory)
+    if as_json:
+        from gpurun.result import document
+
+        print_json(document(manifest.run, str(store.directory), manifest.status_now, judged.samples, judged.effects))
+        return judged
+    from gpurun.terminal import Terminal
+    from gpurun.terminal.tables import results_table
+
+    terminal = Terminal()
+    terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {store.directory}\n")
+    terminal.show(results_table(judged) if judged.samples else "nothing was measured")
+    return judged
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document on stdout: keys sorted, never NaN."""
+    click.echo(json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False))

@@ -1,0 +1,110 @@
+"""What people see. The only package that imports rich; results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Literal, TextIO
+
+from rich.console import Console, RenderableType
+
+from gpurun.events import Observer
+from gpurun.terminal.live import LiveObserver
+from gpurun.terminal.plain import PlainObserver
+from gpurun.terminal.text import in_ascii
+
+Color = Literal["auto", "always", "never"]
+_NARROWEST, _WIDEST = 80, 200
+
+
+class Terminal:
+    """The two streams, and what may be done with each.
+
+    Colours: as `color` says; on "auto" NO_COLOR switches them off, FORCE_COLOR on, and otherwise a terminal has them.
+    `progress` None means a live block where stderr is a terminal, plain lines elsewhere; False means plain lines.
+    """
+
+    def __init__(
+        self,
+        color: Color = "auto",
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        progress: bool | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self._stdout = sys.stdout if stdout is None else stdout
+        self._stderr = sys.stderr if stderr is None else stderr
+        self.width = _width(self._stdout, environ)
+        self._out = _console(self._stdout, wants_color(color, self._stdout, environ), self.width)
+        self._err = _console(self._stderr, wants_color(color, self._stderr, environ), None)
+        self.live = progress is not False and _is_terminal(self._stderr, environ)
+
+    def observer(self) -> Observer:
+        """A watcher for a run, as this terminal can show it."""
+        return LiveObserver(self._err) if self.live else PlainObserver(self._stderr)
+
+    def show(self, *results: RenderableType) -> None:
+        """Print results to stdout."""
+        text = capture(self._out, *results)
+        try:
+            self._stdout.write(text)
+        except UnicodeEncodeError:
+            self._stdout.write("\n".join(map(in_ascii, text.split("\n"))))
+        self._stdout.flush()
+
+    def message(self, text: str) -> None:
+        """Print one message to stderr."""
+        self._stderr.write(text + "\n")
+        self._stderr.flush()
+
+
+def plain_text(result: RenderableType, width: int = 100) -> str:
+    """A result as it is printed without colours."""
+    return capture(_console(sys.stdout, False, width), result)
+
+
+def capture(console: Console, *results: RenderableType) -> str:
+    """What a console would print, without spaces at the ends of lines."""
+    with console.capture() as captured:
+        for result in results:
+            console.print(result, crop=False)
+    return re.sub(r"[ ]+(?=\n|$)", "", captured.get())
+
+
+def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour a stream. NO_COLOR wins over FORCE_COLOR, as in Python itself; both count when not empty."""
+    if color != "auto":
+        return color == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return _is_terminal(stream, environ)
+
+
+def _is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def _width(stream: TextIO, environ: Mapping[str, str]) -> int:
+    if not stream.isatty() and not environ.get("COLUMNS"):
+        return 100
+    return min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns))
+
+
+def _console(stream: TextIO, color: bool, width: int | None) -> Console:
+    return Console(
+        file=stream,
+        width=width,
+        force_terminal=True if color else None,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )

@@ -1,0 +1,230 @@
+"""Results as tables: for every benchmark and axis point, what each variant measured and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpurun import stats
+from gpurun.assess import Assessment
+from gpurun.compare import BASELINE, Case, Effect, failure_class, failures, values
+from gpurun.samples import Sample
+from gpurun.store import RunSummary
+from gpurun.terminal.text import (
+    MISSING,
+    escape,
+    limit,
+    metric_name,
+    metric_value,
+    number,
+    percent,
+    plural,
+    shorten,
+    signed,
+)
+
+# A symbol and a word: colour only repeats them.
+_LOOKS = {
+    "better": ("▲", "green"),
+    "worse": ("▼", "red"),
+    "no difference found": ("=", ""),
+    "cannot tell": ("?", "yellow"),
+    "not comparable": ("≠", "yellow"),
+    "failed": ("✗", "red"),
+}
+
+
+def results_table(report: Assessment) -> RenderableType:
+    """Every benchmark and axis point, then the failures with their proof, then the notes."""
+    points: dict[tuple[str, str], list[Case]] = {}
+    for case in report.cases:
+        points.setdefault(case.point, []).append(case)
+    blocks: list[RenderableType] = []
+    for cases in points.values():
+        blocks += [_point(report, cases), Text()]
+    for block in _failures(report):
+        blocks += [block, Text()]
+    if report.notes:
+        blocks += [notes_block(report.notes), Text()]
+    return Group(*blocks[:-1])
+
+
+def comparison_table(before: str, after: str, effects: Sequence[Effect], notes: Sequence[str]) -> RenderableType:
+    """One run against another: each case's medians, the effect and the verdict."""
+    blocks: list[RenderableType] = [Text(f"{escape(after)} against {escape(before)}", style="bold")]
+    for label in dict.fromkeys((effect.label, effect.metric) for effect in effects if effect.primary):
+        rows = [effect for effect in effects if (effect.label, effect.metric) == label]
+        blocks += [Text(), Text(f"{escape(label[0])} · {_direction(rows[0])}", style="bold")]
+        table = _table("variant", "before", "after", "change", "verdict")
+        widths = _widths(rows)
+        for effect in rows:
+            cells = (number(effect.baseline), number(effect.median), _change(effect, widths))
+            table.add_row(escape(effect.variant), *cells, _verdict(effect))
+        blocks += [Padding(table, (0, 0, 0, 2)), *_others([e for e in effects if e.label == label[0]])]
+    if notes:
+        blocks += [Text(), notes_block(notes)]
+    return Group(*blocks)
+
+
+def notes_block(notes: Sequence[str]) -> RenderableType:
+    """The notes, counted, one each line."""
+    lines = [Text(f"{plural(len(notes), 'note')}:")]
+    return Group(*lines, *(_hanging("  - ", Text(escape(note))) for note in notes))
+
+
+def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
+    """Stored runs, newest first."""
+    table = _table("run", "campaign", "status", "samples", "started (UTC)")
+    for run in runs:
+        started = run.started_at.replace("T", " ").removesuffix("Z")
+        style = "" if run.status == "done" else "yellow"
+        table.add_row(escape(run.run), escape(run.campaign), Text(run.status, style=style), str(run.samples), started)
+    return table
+
+
+def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
+    effects = {(effect.case, effect.metric): effect for effect in report.effects}
+    primary = report.rules.primary
+    here = [effect for case in cases if (effect := effects.get((case.case, primary))) is not None]
+    table = _table("variant", "median", "vs baseline", "verdict")
+    widths = _widths(here)
+    for case in cases:
+        effect = effects.get((case.case, primary))
+        measured = list(values(report.samples, case.case, primary).values())
+        median = number(stats.median(measured)) if measured else MISSING
+        if effect is not None:
+            table.add_row(
+                escape(case.variant), median, _change(effect, widths), _verdict(effect, _expected(report, case))
+            )
+        else:
+            table.add_row(escape(case.variant), median, "", _own_state(report, case))
+    everything = [effect for case in cases for effect in report.effects if effect.case == case.case]
+    return Group(_heading(report, cases), Padding(table, (0, 0, 0, 2)), *_others(everything))
+
+
+def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
+    here = [s for s in report.samples if any(s.case == case.case for case in cases) and s.status == "measured"]
+    seen = len({sample.round for sample in here})
+    rounds = plural(seen, "round") if seen >= report.rounds else f"{seen} of {plural(report.rounds, 'round')}"
+    parts = [f"{rounds}, interleaved"]
+    hosts = len({sample.host for sample in here})
+    if hosts > 1:
+        parts.append(plural(hosts, "host"))
+    rule = report.rules.metrics.get(report.rules.primary)
+    direction = f" ({rule.better} is better)" if rule else ""
+    name = f"{metric_name(report.rules.primary)}{direction}"
+    return Text(" · ".join((escape(cases[0].label), name, *parts)), style="bold")
+
+
+def _own_state(report: Assessment, case: Case) -> Text:
+    failed = failures(report.samples, case.case)
+    if failed and not any(s.case == case.case and s.status == "measured" for s in report.samples):
+        return Text(f"✗ failed: {failure_class(failed)}", style="red")
+    return Text("" if case.variant == BASELINE else "? not judged")
+
+
+def _expected(report: Assessment, case: Case) -> bool:
+    failed = failures(report.samples, case.case)
+    return bool(failed) and all(s.failure is not None and s.failure.expected for s in failed)
+
+
+def _verdict(effect: Effect, expected: bool = False) -> Text:
+    symbol, style = _LOOKS[effect.verdict]
+    text = f"{symbol} {effect.verdict}"
+    if effect.verdict == "failed":
+        text += f": {effect.reason}" + (" (expected)" if expected else "")
+        style = "" if expected else style
+    elif effect.verdict == "no difference found":
+        text += f" (limit {limit(effect.threshold)})"
+    elif effect.verdict == "cannot tell":
+        more = f"about {plural(effect.further, 'more round')} would settle it" if effect.further else ""
+        if effect.rounds < stats.MIN_ROUNDS and effect.further:
+            more = f"needs {plural(effect.further, 'more round')}"
+        told = "; ".join(part for part in (escape(effect.reason), more) if part)
+        text += f" ({told})" if told else ""
+    elif effect.reason:
+        text += f": {escape(effect.reason)}"
+    return Text(text, style=style)
+
+
+def _others(effects: Sequence[Effect]) -> list[RenderableType]:
+    """Secondary metrics are information: only those that differ get a line, and none decides anything."""
+    lines: list[RenderableType] = []
+    for effect in effects:
+        if not effect.primary and effect.verdict in ("better", "worse") and effect.estimate is not None:
+            told = f"{escape(effect.variant)}: {metric_value(effect.metric, effect.median)}, {_change(effect)} "
+            lines.append(_hanging("  also ", Text(told).append_text(_verdict(effect))))
+    return lines
+
+
+def _failures(report: Assessment) -> list[RenderableType]:
+    """Each variant's failures of one kind once, however many points and rounds they hit."""
+    groups: dict[tuple[str, str, bool], list[Sample]] = {}
+    for sample in report.samples:
+        if sample.status == "failed" and sample.failure is not None:
+            key = (sample.variant, sample.failure.klass, sample.failure.expected)
+            groups.setdefault(key, []).append(sample)
+    blocks: list[RenderableType] = []
+    for (variant, klass, expected), samples in groups.items():
+        failure = samples[0].failure
+        assert failure is not None
+        total = sum(sample.variant == variant for sample in report.samples)
+        how = "failed as expected" if expected else "failed"
+        head = f"✗ {escape(variant)} {how}: {klass} ({failure.phase}), {len(samples)} of {plural(total, 'sample')}"
+        lines: list[RenderableType] = [Text(head, style="" if expected else "red")]
+        if failure.proof:
+            lines.append(_hanging("  proof: ", Text(shorten(failure.proof, 300))))
+        if failure.advice:
+            lines.append(_hanging("  hint:  ", Text(escape(failure.advice))))
+        log = "server.log"
+        if report.directory is not None and log in samples[0].files:
+            first = samples[0]
+            place = report.directory / "samples" / str(first.round) / first.case / first.host / log
+            lines.append(Text(f"  log:   {place}", no_wrap=True, overflow="ignore"))  # whole, to be copied
+        blocks.append(Group(*lines))
+    return blocks
+
+
+def _direction(effect: Effect) -> str:
+    return f"{metric_name(effect.metric)} ({effect.better} is better)"
+
+
+def _widths(effects: Sequence[Effect]) -> tuple[int, int, int]:
+    """How wide estimate, lower and upper end are in one table, so that decimal points stand below each other."""
+    changes = [len(signed(e.estimate)) for e in effects if e.estimate is not None]
+    ends = [(len(signed(e.interval[0])), len(signed(e.interval[1]))) for e in effects if e.interval is not None]
+    return max(changes, default=0), max((a for a, _ in ends), default=0), max((b for _, b in ends), default=0)
+
+
+def _change(effect: Effect, widths: tuple[int, int, int] = (0, 0, 0)) -> str:
+    if effect.estimate is None:
+        return MISSING
+    text = percent(effect.estimate).rjust(widths[0] + 2)
+    if effect.interval is not None:
+        low, high = signed(effect.interval[0]).rjust(widths[1]), signed(effect.interval[1]).rjust(widths[2])
+        text += f" [{low}, {high}]"
+    return text
+
+
+def _table(*columns: str) -> Table:
+    """No lines, two spaces to the left; numbers to the right; only the last column wraps."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False, header_style="dim")
+    for index, name in enumerate(columns):
+        last = index == len(columns) - 1
+        numeric = name in ("median", "before", "after", "samples")
+        label = f"  {name}" if index == 0 else name
+        table.add_column(label, justify="right" if numeric else "left", no_wrap=not last and index > 0, overflow="fold")
+    return table
+
+
+def _hanging(lead: str, text: Text) -> RenderableType:
+    """Text whose further lines stand below its first word."""
+    grid = Table.grid(padding=0)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(lead), text)
+    return grid

@@ -1,0 +1,112 @@
+"""Numbers, durations and foreign text as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+MISSING = "—"
+MINUS = "\N{MINUS SIGN}"
+# C0 and C1 controls, and the characters that reorder or hide text (bidirectional controls, line separators).
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+_UNITS = (("_tok_per_s", "tok/s"), ("_per_s", "1/s"), ("_ms", "ms"), ("_s", "s"), ("_mib", "MiB"), ("_w", "W"))
+_ASCII = str.maketrans(
+    {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v", "≠": "!=", "✗": "x", "…": "..."}
+)
+
+
+def escape(text: str) -> str:
+    """Text from a log or a server, harmless to a terminal: control characters are spelled out, tabs become a space."""
+    return _CONTROL.sub(lambda match: _spell(match.group()), text.replace("\t", " "))
+
+
+def _spell(character: str) -> str:
+    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+
+
+def shorten(text: str, limit: int) -> str:
+    """The first line of `text`, escaped, at most `limit` characters."""
+    line = escape(next((line.strip() for line in text.splitlines() if line.strip()), ""))
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def in_ascii(text: str) -> str:
+    """For an output whose encoding lacks our few symbols."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+
+
+def number(value: float | None) -> str:
+    """Four significant digits or all of the integer part, thousands set apart by a space: 4 812, 81.5, 0.0123."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    decimals = 0 if abs(value) >= 1000 or value == 0 else max(0, 3 - math.floor(math.log10(abs(value))) - 1)
+    return f"{value:,.{min(decimals, 6)}f}".replace(",", " ").replace("-", MINUS)
+
+
+def percent(change: float) -> str:
+    """A relative change with its sign, such as +12.0 %."""
+    return f"{signed(change)} %"
+
+
+def signed(change: float) -> str:
+    """The number of a percentage, with its sign: +12.0. A change beyond 1000 % has no decimals."""
+    hundred = 100 * change
+    text = f"{hundred:+.1f}" if abs(hundred) < 999.95 else f"{hundred:+.0f}"
+    return ("+0.0" if text == "-0.0" else text).replace("-", MINUS)
+
+
+def limit(threshold: float) -> str:
+    """A threshold, such as ±2 %."""
+    return f"±{100 * threshold:g} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """1.4 s, 48 s, 2 min 05 s, 3 h 07 min."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def about(seconds: float) -> str:
+    """A time left, as coarse as it is certain: 5 s steps below a minute and a half, then minutes, then hours."""
+    if seconds < 90:
+        return f"about {max(5, 5 * round(seconds / 5))} s"
+    if seconds < 5400:
+        return f"about {round(seconds / 60)} min"
+    return f"about {seconds / 3600:.1f} h"
+
+
+def metric_name(metric: str) -> str:
+    """A metric for a heading: `output_tok_per_s` is output tok/s, `ttft_p99_ms` is TTFT p99 (ms)."""
+    words, unit = _words_and_unit(metric)
+    return f"{words} ({unit})" if unit and "/" not in unit else f"{words} {unit}".rstrip()
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """A metric with its number, such as TTFT p99 172 ms."""
+    words, unit = _words_and_unit(metric)
+    return f"{words} {number(value)} {unit}".rstrip()
+
+
+def _words_and_unit(metric: str) -> tuple[str, str]:
+    for ending, unit in _UNITS:
+        if metric.endswith(ending) and len(metric) > len(ending):
+            return _words(metric.removesuffix(ending)), unit
+    return _words(metric), ""
+
+
+def _words(name: str) -> str:
+    return " ".join(_ACRONYMS.get(word, word) for word in name.split("_"))
