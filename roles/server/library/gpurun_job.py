@@ -86,6 +86,10 @@ job:
     signal: {description: Number of that signal., type: int}
     left: {description: Processes that could not be ended., type: list}
     progress: {description: "log_bytes, log_lines, last_line, rss_bytes, cpu_s, progress_file.", type: dict}
+server:
+  description: The same of O(server_job), as it stands after this call.
+  returned: for V(finished)
+  type: dict
 ended:
   description: What V(stopped) found alive and ended.
   returned: for V(stopped)
@@ -121,9 +125,10 @@ def _run(module: AnsibleModule, home: Path, job: Job) -> dict:
         changed = create(job, kind, wanted)
     if kind == "server":
         await_ready(job, params["wait_s"])
-    else:
-        await_end(job, params["wait_s"], Job(home, job.run, params["server_job"]) if params["server_job"] else None)
-    return {"changed": changed, "job": job.report()}
+        return {"changed": changed, "job": job.report()}
+    server = Job(home, job.run, params["server_job"]) if params["server_job"] else None
+    await_end(job, params["wait_s"], server)
+    return {"changed": changed, "job": job.report(), "server": server.report() if server else None}
 
 
 def _stop(module: AnsibleModule, home: Path) -> dict:
