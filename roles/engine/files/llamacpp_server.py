@@ -201,7 +201,7 @@ OPTIONS: list[Option] = [
     Option("--mmap", "load_mode", value=member("llama_load_mode", LOAD + "MMAP")),
     Option("--no-mmap", "load_mode", value=member("llama_load_mode", LOAD + "NONE")),
     Option("--mlock", "load_mode", value=member("llama_load_mode", LOAD + "MLOCK")),
-    Option("-dio --direct-io", "load_mode", value=member("llama_load_mode", LOAD + "DIRECT_IO")),
+    Option("-lm --load-mode", "load_mode", enum("llama_load_mode", LOAD, "auto none mmap mlock")),
     *pair("--warmup", "--no-warmup", "warmup"),
     *pair("--repack", "-nr --no-repack", "no_extra_bufts", inverse=True),
     Option("--check-tensors", "check_tensors"),
