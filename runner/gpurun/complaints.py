@@ -47,11 +47,14 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def in_file_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorted by position, without repetitions; those without a position first."""
-    return sorted(
-        dict.fromkeys(problems),
-        key=lambda p: (p.mark is not None, p.mark and (p.mark.file, p.mark.line, p.mark.column)),
-    )
+    """Sorted by position, each said once; those without a position first."""
+    once = {(problem.message, problem.mark): problem for problem in reversed(list(problems))}
+
+    def position(problem: Problem) -> tuple[str, int, int]:
+        mark = problem.mark
+        return ("", 0, 0) if mark is None else (mark.file, mark.line, mark.column)
+
+    return sorted(reversed(once.values()), key=position)
 
 
 def translate(failure: ValidationError, root: type[BaseModel], document: Document) -> list[tuple[KeyPath, Problem]]:

@@ -167,20 +167,31 @@ class Load(Section):
     def _consistent(self) -> Load:
         if (self.concurrency is None) == (self.request_rate is None):
             raise Complaint("needs either `concurrency` or `request_rate`")
-        if (self.requests is None) == (self.duration is None):
-            raise Complaint("needs either `requests` or `duration`")
+        if self.requests is None and self.duration is None:
+            raise Complaint("needs `requests` or `duration`")
         if self.request_rate is None and (self.arrival or self.max_concurrency):
             raise Complaint("`arrival` and `max_concurrency` go with `request_rate` only")
         return self
 
 
 class Data(Section):
-    """What is asked: synthetic prompts of a fixed length, from a seed."""
+    """What is asked: random words, repetitive text (where speculative decoding finds something), or a file's prompts."""
 
-    kind: Literal["synthetic"] = "synthetic"
-    prompt_tokens: int = Field(ge=1, description="tokens of each prompt")
+    kind: Literal["synthetic", "text", "file"] = "synthetic"
+    prompt_tokens: int | None = Field(default=None, ge=1, description="tokens of each prompt")
     output_tokens: int = Field(ge=1, description="tokens of each answer")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same prompts")
+    path: Text | None = Field(
+        default=None, pattern="^/", description="kind `file`: JSON lines with `prompt`, on the host that sends the load"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Data:
+        if (self.kind == "file") != (self.path is not None):
+            raise Complaint("`path` and `kind: file` belong together")
+        if self.kind != "file" and self.prompt_tokens is None:
+            raise Complaint("needs `prompt_tokens`", hint="`prompt_tokens`: tokens of each prompt")
+        return self
 
 
 class Limits(Section):

@@ -54,6 +54,7 @@ class Document:
 
     name: str
     data: dict[str, Any]
+    text: str = ""
     lines: tuple[str, ...] = ()
     keys: dict[KeyPath, Mark] = field(default_factory=dict)
     values: dict[KeyPath, Mark] = field(default_factory=dict)
@@ -106,14 +107,14 @@ def load_text(text: str, name: str) -> Document:
     """The same for text that has been read already; `name` stands for the file in complaints."""
     reader = _Reader(name, text)
     data, keys, values = reader.read()
-    return Document(name, data, reader.lines, keys, values, tuple(reader.problems))
+    return Document(name, data, text, reader.lines, keys, values, tuple(reader.problems))
 
 
 def load_value(text: str, name: str) -> Document:
     """One value of any kind, such as that of `--set key=value`: it is `data["value"]`, its position `("value",)`."""
     reader = _Reader(name, text)
     data, keys, values = reader.read(root="value")
-    return Document(name, data, reader.lines, keys, values, tuple(reader.problems))
+    return Document(name, data, text, reader.lines, keys, values, tuple(reader.problems))
 
 
 class _Reader:
