@@ -73,7 +73,8 @@ def _report_bug(error: BaseException) -> None:
         log.write("".join(traceback.format_exception(error)))
         log.write("```\n")
     click.echo(
-        f"error: a bug in gpurun: {type(error).__name__}: {error}\n  --> {log.name}\nhint: please report it with that file",
+        f"error: a bug in gpurun: {type(error).__name__}: {error}\n  --> {log.name}\n"
+        "hint: please report it with that file",
         err=True,
     )
 

@@ -29,8 +29,34 @@ from gpurun import paths
 from gpurun.errors import NotReadyError
 
 # What a playbook may inherit. Everything else in the user's environment stays out of it.
-_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "NO_COLOR", "PYTHONPATH", "PYTHONHOME")
-_INHERITED_PREFIXES = ("ANSIBLE_", "LC_", "SSH_", "SSL_", "UV_", "PIP_", "XDG_", "HTTP_", "HTTPS_", "NO_", "http", "no_", "ALL_")
+_INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "NO_COLOR",
+    "PYTHONPATH",
+    "PYTHONHOME",
+)
+_INHERITED_PREFIXES = (
+    "ANSIBLE_",
+    "LC_",
+    "SSH_",
+    "SSL_",
+    "UV_",
+    "PIP_",
+    "XDG_",
+    "HTTP_",
+    "HTTPS_",
+    "NO_",
+    "http",
+    "no_",
+    "ALL_",
+)
 _GRACE_S = 5.0  # between interrupting ansible-playbook and killing it
 
 
@@ -94,7 +120,7 @@ class Playbook:
         threading.Thread(target=self._hand_over, name="environment", daemon=True).start()
 
     def events(self, timeout_s: float = 0.5) -> Iterator[TaskEvent | None]:
-        """Task events as they come; None after each `timeout_s` of silence, so that the caller can look at the clock."""
+        """Task events as they come; None after each `timeout_s` of silence, for the caller to look at the clock."""
         while True:
             try:
                 event = self._queue.get(timeout=timeout_s)
@@ -107,7 +133,7 @@ class Playbook:
             yield event
 
     def cancel(self) -> None:
-        """Stop as Ctrl-C would; whatever still runs after a grace time is killed. Returns at once; read on until the end."""
+        """Stop as Ctrl-C would; what still runs after a grace time is killed. Returns at once; read on to the end."""
         if self._cancel_at is None:
             self._cancel_at = time.monotonic()
             with contextlib.suppress(OSError, ValueError):
@@ -140,7 +166,9 @@ class Playbook:
         kind = _KINDS.get(name)
         if kind is not None:
             result = data.get("res") if isinstance(data.get("res"), dict) else {}
-            task = TaskEvent(kind, str(data.get("host")), str(data.get("task")), result, bool(data.get("ignore_errors")))
+            task = TaskEvent(
+                kind, str(data.get("host")), str(data.get("task")), result, bool(data.get("ignore_errors"))
+            )
             if kind == "unreachable":
                 self.outcome.unreachable[task.host] = message_of(result)
             elif kind == "failed" and not task.ignored:
@@ -163,7 +191,8 @@ class Controller:
         self._ansible = shutil.which("ansible-playbook", path=os.pathsep.join([_own_bin(), os.environ.get("PATH", "")]))
         if self._ansible is None:
             raise NotReadyError(
-                "ansible-playbook is not installed beside gpurun", hint="reinstall gpurun: pip install --force-reinstall gpurun"
+                "ansible-playbook is not installed beside gpurun",
+                hint="reinstall gpurun: pip install --force-reinstall gpurun",
             )
         self.inventory = (inventory or paths.content() / "inventory" / "localhost.yml").resolve()
         self.limit = limit
@@ -184,7 +213,10 @@ class Controller:
         for socket in self._sockets.iterdir() if self._sockets.is_dir() else ():
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"], capture_output=True, timeout=5, check=False
+                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"],
+                    capture_output=True,
+                    timeout=5,
+                    check=False,
                 )
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -216,10 +248,14 @@ class Controller:
         own = {key: value for key, value in config.env.items() if key not in inherited}
         # The child finds gpurun as we did; everything else it gets from the FIFO.
         config.env = {**own, "PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(sys.path)}
-        own["ANSIBLE_HOST_KEY_CHECKING"] = os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True")  # the runner turns it off
+        own["ANSIBLE_HOST_KEY_CHECKING"] = os.environ.get(
+            "ANSIBLE_HOST_KEY_CHECKING", "True"
+        )  # the runner turns it off
         return Playbook(config, pidfile, fifo, {**self._environment, **own})
 
-    def run(self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None) -> tuple[Outcome, list[TaskEvent]]:
+    def run(
+        self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None
+    ) -> tuple[Outcome, list[TaskEvent]]:
         """Run a playbook to its end and return what happened."""
         playbook = self.start(name, variables, hosts=hosts)
         events = [event for event in playbook.events() if event is not None]

@@ -1,0 +1,74 @@
+"""`gpurun bench`: run a campaign."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gpurun.result import FailOn
+
+
+@click.command()
+@click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
+@click.option(
+    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
+)
+@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
+@click.option(
+    "--variant", "variants", multiple=True, metavar="NAME", help="only these variants and the baseline; repeatable"
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="override a value of the file, such as rounds=3; repeatable",
+)
+@click.option(
+    "--results", type=click.Path(path_type=Path), metavar="DIR", help="where results go; default: as the campaign says"
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["failure", "regression", "never"]),
+    default="failure",
+    show_default=True,
+    help="what makes the exit code other than 0",
+)
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON document")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+@click.option("--progress/--no-progress", default=None, help="live line or plain lines; default: by the terminal")
+def command(
+    config: str,
+    inventory: Path | None,
+    limit: str | None,
+    variants: tuple[str, ...],
+    overrides: tuple[str, ...],
+    results: Path | None,
+    fail_on: FailOn,
+    as_json: bool,
+    color: str,
+    progress: bool | None,
+) -> int:
+    """Run a campaign: each variant is served, measured in interleaved rounds, and compared with the baseline.
+
+    A variant that fails is a result too: its cause and the line that proves it are recorded, and the rest goes on.
+    """
+    import json
+
+    from gpurun import paths, steps
+    from gpurun.execute import BenchOptions, bench
+    from gpurun.terminal import Terminal
+    from gpurun.terminal.tables import results_table
+
+    campaign = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
+    terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
+    options = BenchOptions(inventory, limit, results, fail_on, command=["gpurun", *sys.argv[1:]])
+    done = bench(campaign, options, terminal.observer())
+    if as_json:
+        click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
+    else:
+        terminal.show(results_table(done.report))
+        terminal.message(f"results: {done.store.directory}")
+    return int(done.exit_code)

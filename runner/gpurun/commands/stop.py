@@ -1,0 +1,79 @@
+"""`gpurun stop`: end what a run left on the hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.errors import ExitCode
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--all", "everything", is_flag=True, help="what any run left")
+@click.option(
+    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
+)
+@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="to find a run by its short name",
+)
+@click.option("--json", "as_json", is_flag=True, help="print what was ended as one JSON document")
+def command(
+    run: str | None, everything: bool, inventory: Path | None, limit: str | None, results: Path, as_json: bool
+) -> int:
+    """End every process that RUN (or, with --all, any run) left on the hosts, and give the hosts back.
+
+    Works from any machine that has the inventory; only what gpurun started is ended. Safe to repeat.
+    """
+    import json
+
+    from gpurun.errors import ConfigError, HostError
+    from gpurun.playbooks import Controller
+
+    if (run is None) != everything:
+        raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")
+    wanted = "*" if everything or run is None else _whole_id(results, run)
+    with Controller(inventory, limit=limit) as controller:
+        outcome, events = controller.run("stop", {"gpurun_run_id": wanted})
+    ended: dict[str, list[Any]] = {}
+    for event in events:
+        if event.kind == "ok" and "ended" in event.result:
+            ended.setdefault(event.host, []).extend(event.result["ended"])
+    lost = {**outcome.failed, **outcome.unreachable}
+    if as_json:
+        click.echo(json.dumps({"ended": ended, "failed": lost}, indent=2, sort_keys=True))
+    else:
+        for host, processes in ended.items():
+            click.echo(f"{host}: " + ("; ".join(_told(one) for one in processes) or "nothing of ours was running"))
+    if not ended and not lost:
+        raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
+    if lost:
+        raise HostError(
+            "; ".join(f"{host}: {why}" for host, why in lost.items()),
+            hint="run the same command again when it can be reached",
+        )
+    return int(ExitCode.DONE)
+
+
+def _whole_id(results: Path, run: str) -> str:
+    """The run's full id; a name that no stored run here bears is taken as it is (the results may be elsewhere)."""
+    from gpurun import store
+    from gpurun.errors import GpurunError
+
+    try:
+        return store.find(results, run).manifest.run
+    except GpurunError:
+        if run == "last":
+            raise
+        return store.safe_name(run, "run")
+
+
+def _told(one: Any) -> str:
+    return ", ".join(f"{key} {value}" for key, value in one.items()) if isinstance(one, dict) else str(one)

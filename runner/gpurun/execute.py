@@ -1,0 +1,313 @@
+"""Walks the plan: preflight, prepare, one playbook run per round, judge; and cleans up after itself, whatever happens.
+
+It knows no terminal (it talks to an observer) and no ansible-runner (it talks to a Controller). Every sample is on the
+disk before the next begins; what is left to do is always read from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun import events, steps
+from gpurun.assess import Assessment
+from gpurun.config import Campaign
+from gpurun.errors import ExitCode, HostError, InterruptedRunError
+from gpurun.interrupts import Interrupts
+from gpurun.manifest import Controller as Conductor
+from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
+from gpurun.result import FailOn
+from gpurun.samples import FailureClass, Sample
+from gpurun.store import RunStore
+
+_STOP_S = 60.0  # the longest that clean-up may take
+_STAGES: Mapping[str, events.Stage] = {
+    "Start the server": "starting",
+    "Send the load": "measuring",
+    "Bring the sample home": "collecting",
+    "Stop the server": "stopping",
+}
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `gpurun bench` was asked for."""
+
+    inventory: Path | None = None
+    limit: str | None = None
+    results_dir: Path | None = None
+    fail_on: FailOn = "failure"
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A finished run: its store, the `--json` document, the judgement and the exit code."""
+
+    store: RunStore
+    document: dict[str, Any]
+    report: Assessment
+    exit_code: ExitCode
+
+
+def bench(campaign: Campaign, options: BenchOptions, observer: events.Observer) -> BenchResult:
+    """Run a campaign from beginning to end.
+
+    Raises HostError where no host can be used, InterruptedRunError after a clean stop on request, ConfigError where the
+    facts of the hosts show that the campaign cannot be planned.
+    """
+    with Interrupts() as interrupts, contextlib.closing(observer):
+        secrets = steps.secret_values(steps.secret_names(campaign))
+        with Controller(options.inventory, limit=options.limit, secrets=secrets) as controller:
+            return _Run(campaign, options, observer, interrupts, controller, secrets).whole()
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        options: BenchOptions,
+        observer: events.Observer,
+        interrupts: Interrupts,
+        controller: Controller,
+        secrets: Mapping[str, str],
+    ) -> None:
+        self._campaign = campaign
+        self._options = options
+        self._observer = observer
+        self._interrupts = interrupts
+        self._controller = controller
+        self._secrets = secrets
+        self._store: RunStore | None = None
+        self._lost: dict[str, str] = {}
+
+    def whole(self) -> BenchResult:
+        """Everything, in order."""
+        facts = self._preflight()
+        plan = steps.make_plan(self._campaign, facts)
+        results_dir = self._options.results_dir or Path(self._campaign.results.dir)
+        store = self._store = steps.open_run(
+            plan,
+            campaign_text=self._campaign.document.text,
+            results_dir=results_dir,
+            controller=Conductor.this(),
+            facts=facts,
+            command=self._options.command,
+            secrets=list(self._secrets.values()),
+        )
+        hosts = tuple(facts)
+        count = len(plan.samples)
+        self._emit(
+            events.RunStarted(
+                plan.run, plan.campaign, str(store.directory), plan.rounds, count, hosts, estimate_s=plan.estimate_s
+            )
+        )
+        try:
+            self._prepare(hosts)
+            for number in range(1, plan.rounds + 1):
+                self._round(number, hosts)
+        except InterruptedRunError:
+            self._clean_up(hosts)
+            steps.close_run(store, status="interrupted")
+            raise
+        except BaseException:
+            self._clean_up(hosts)
+            store.set_status("failed", now=time.time(), exit_code=int(ExitCode.HOST_FAILED))
+            raise
+        self._clean_up(hosts)
+        document, report, code = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
+        self._emit(events.RunFinished("done", int(code)))
+        return BenchResult(store, document, report, code)
+
+    def _preflight(self) -> dict[str, Mapping[str, Any]]:
+        self._emit(events.StageStarted("preflight"))
+        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts})
+        facts: dict[str, Mapping[str, Any]] = {}
+        for event in self._follow(playbook):
+            known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
+            if known is not None:
+                facts[event.host] = known
+        self._note_lost(playbook.outcome)
+        if not facts:
+            raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
+        return facts
+
+    def _prepare(self, hosts: Sequence[str]) -> None:
+        self._emit(events.StageStarted("prepare"))
+        playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
+        said: set[tuple[str, str]] = set()
+        for event in self._follow(playbook):
+            if event.kind == "start" and (event.host, event.task) not in said:
+                said.add((event.host, event.task))
+                self._emit(events.StageStarted("prepare", event.host, event.task.rpartition(" : ")[2]))
+        self._note_lost(playbook.outcome)
+        if all(host in self._lost for host in hosts):
+            raise HostError(
+                "no host could be prepared: " + "; ".join(f"{host}: {why}" for host, why in self._lost.items()),
+                hint="nothing was measured; what was installed is kept and reused by the next run",
+            )
+
+    def _round(self, number: int, hosts: Sequence[str]) -> None:
+        """Measure a round. A playbook that breaks on one sample costs that sample: the next one goes on after it."""
+        while live := [host for host in hosts if host not in self._lost and self._pending(host, number)]:
+            positions = {host: self._pending(host, number) for host in live}
+            playbook = self._controller.start("measure", self._variables(gpurun_rounds=[number]), hosts=live)
+            for event in self._follow(playbook):
+                self._on_task(event, positions)
+            self._note_lost(playbook.outcome, unreachable_only=True)
+            self._give_up(number, live, playbook.outcome)
+        for host in hosts:
+            if host in self._lost:
+                self._skip_lost(host, number)
+
+    def _on_task(self, event: TaskEvent, positions: dict[str, list[dict[str, Any]]]) -> None:
+        waiting = positions.get(event.host)
+        if not waiting:
+            return
+        where = _where(waiting[0])
+        task = event.task.rpartition(" : ")[2]
+        if event.kind == "start" and task in _STAGES:
+            self._emit(events.SampleStage(where, _STAGES[task]))
+        elif event.kind == "retry" or (event.kind == "ok" and "job" in event.result):
+            self._on_job(where, event.result.get("job") or {})
+        if event.kind == "ok" and task == "Bring the sample home":
+            planned = waiting.pop(0)
+            sample = self._find(planned)
+            self._emit(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
+
+    def _on_job(self, where: events.Where, job: Mapping[str, Any]) -> None:
+        progress = job.get("progress") or {}
+        if job.get("status") == "ready":
+            seconds = float(job["ready_at"]) - float(job["started_at"])
+            self._emit(events.SampleStage(where, "serving", f"ready after {seconds:.1f} s"))
+            return
+        counted = progress.get("progress_file") or {}
+        self._emit(
+            events.SampleProgress(
+                where, counted.get("done"), counted.get("total"), detail=str(progress.get("last_line") or "")
+            )
+        )
+
+    def _give_up(self, number: int, live: Sequence[str], outcome: Outcome) -> None:
+        """Record the sample that a broken task cost, so that the round can go on; one that did nothing ends all."""
+        for host in live:
+            if host in outcome.failed:
+                why = outcome.failed[host]
+                self._emit(events.Notice(f"a task failed: {why}", host))
+                planned = self._pending(host, number)[0]
+                self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
+        if outcome.status != "successful" and not outcome.failed and not outcome.unreachable:
+            raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
+
+    def _skip_lost(self, host: str, number: int) -> None:
+        for planned in self._pending(host, number):
+            self._lose(planned, "host_unreachable", self._lost[host], "make the host reachable and use --resume")
+
+    def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
+        assert self._store is not None
+        sample = steps.not_measured(self._store, planned, klass, "serving", proof, advice)
+        self._emit(events.SampleFinished(_where(planned), sample))
+
+    def _pending(self, host: str, number: int) -> list[dict[str, Any]]:
+        assert self._store is not None
+        return steps.pending(self._store, host, [number])
+
+    def _find(self, planned: Mapping[str, Any]) -> Sample:
+        assert self._store is not None
+        return self._store.sample(planned["round"], planned["case"], planned["host"])
+
+    def _note_lost(self, outcome: Outcome, *, unreachable_only: bool = False) -> None:
+        lost = dict(outcome.unreachable)
+        if not unreachable_only:
+            lost |= outcome.failed
+        for host, why in lost.items():
+            if host not in self._lost:
+                self._lost[host] = why
+                self._emit(events.HostLost(host, why))
+
+    def _clean_up(self, hosts: Sequence[str]) -> None:
+        """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
+        assert self._store is not None
+        if self._interrupts.count > 1:
+            return
+        self._emit(events.StageStarted("clean-up"))
+        playbook = self._controller.start("stop", {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)})
+        deadline = time.monotonic() + _STOP_S
+        for event in playbook.events():
+            self._tick()
+            if time.monotonic() > deadline or self._interrupts.count > 1:
+                playbook.cancel()
+            if event is not None and event.kind == "unreachable":
+                why = f"{event.host} is unreachable: what runs there ends at its time limit"
+                self._emit(events.Notice(why, event.host))
+
+    @property
+    def _run_id(self) -> str:
+        assert self._store is not None
+        return self._store.manifest.run
+
+    def _variables(self, **more: Any) -> dict[str, Any]:
+        assert self._store is not None
+        return {
+            "gpurun_hosts": self._campaign.hosts,
+            "gpurun_run_dir": str(self._store.directory.resolve()),
+            "gpurun_run_id": self._run_id,
+            **more,
+        }
+
+    def _follow(self, playbook: Playbook) -> Iterator[TaskEvent]:
+        """The events of a playbook. An interrupt cancels it; it is read to its end, then that is raised."""
+        for event in playbook.events():
+            self._tick()
+            if self._interrupts.count:
+                playbook.cancel()
+                if self._interrupts.count > 1:
+                    break
+            if event is not None:
+                yield event
+        if self._interrupts.count:
+            hint = None if self._store is None else f"what was measured is in {self._store.directory}"
+            if self._interrupts.count > 1 and self._store is not None:
+                hint = f"clean-up was skipped; `gpurun stop {self._run_id}` ends what is left on the hosts"
+            raise InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
+
+    def _emit(self, event: events.Event) -> None:
+        now = time.time()
+        if self._store is not None:
+            self._store.append_event(events.record(event, now))
+        self._observer.on_event(event, now)
+
+    def _tick(self) -> None:
+        self._observer.tick(time.time())
+
+
+def _where(planned: Mapping[str, Any]) -> events.Where:
+    return events.Where(planned["round"], planned["variant"], planned["label"], planned["host"], planned["case"])
+
+
+def _headline(sample: Sample, metric: str) -> str:
+    """The primary metric as people read it in a progress line: `81.5 tok/s`."""
+    if metric not in sample.metrics:
+        return ""
+    return f"{sample.metrics[metric]:.4g} {metric.removeprefix('output_').replace('_per_', '/').replace('_', ' ')}"
+
+
+def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
+    if not outcome.unreachable and not outcome.failed:
+        return HostError(
+            f"the inventory has no host for `{pattern}`" + (f": {outcome.output.strip()}" if outcome.output else ""),
+            where=str(inventory),
+            hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
+        )
+    whys = {**outcome.failed, **outcome.unreachable}
+    return HostError(
+        "no host can be used: " + "; ".join(f"{host}: {why}" for host, why in whys.items()),
+        where=str(inventory),
+        hint="try `ssh` to it by hand; gpurun never accepts an unknown host key by itself",
+    )

@@ -1,0 +1,30 @@
+"""Ctrl-C and SIGTERM as something to look at, instead of an exception in the middle of anything."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interrupts:
+    """While active, counts SIGINT and SIGTERM. The first asks for a clean stop, a second for an end without clean-up."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.terminated = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.terminated = self.terminated or number == signal.SIGTERM

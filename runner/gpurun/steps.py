@@ -1,0 +1,215 @@
+"""The steps of a run that the command line and the playbooks' action plugins share.
+
+The CLI calls them around its playbook runs, `bench.yml` calls them through the role `run`: open a run, say what a host
+needs and still has to measure, bring a sample home, close the run. None of them talks to a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpurun import diagnose, parsers, result
+from gpurun.assess import Assessment, assess
+from gpurun.errors import ConfigError, ExitCode
+from gpurun.manifest import Controller, Manifest, RunStatus
+from gpurun.plan import Plan
+from gpurun.result import FailOn
+from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
+from gpurun.store import RunStore, iso, new_run_id
+
+_FAILED = ("failed", "exited")
+
+
+def open_run(
+    plan: Plan,
+    *,
+    campaign_text: str,
+    results_dir: Path,
+    controller: Controller,
+    facts: Mapping[str, Mapping[str, Any]],
+    command: Sequence[str] = (),
+    secrets: Sequence[str] = (),
+) -> RunStore:
+    """Create the run's directory with manifest, campaign and plan, before anything on a host is touched."""
+    manifest = Manifest(
+        run=plan.run,
+        campaign=plan.campaign,
+        started_at=iso(time.time()),
+        controller=controller,
+        command=list(command),
+        hosts={host: dict(known) for host, known in facts.items()},
+        engines=dict(plan.engines),
+    )
+    store = RunStore.create(results_dir, plan.campaign, plan.run, campaign_text, manifest, secrets)
+    store.write_plan(plan.model_dump(mode="json", by_alias=True))
+    return store
+
+
+def run_id() -> str:
+    """An id for a run that starts now."""
+    return new_run_id(time.time())
+
+
+def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """The samples that `host` still has to measure in these rounds (None: all), in order.
+
+    `start` and `stop` mark the first and the last of neighbours that share a server, whatever was measured before.
+    """
+    home = {(s.round, s.case) for s in store.samples() if s.host == host}
+    todo = [
+        dict(planned)
+        for planned in store.plan["samples"]
+        if planned["host"] == host
+        and (rounds is None or planned["round"] in rounds)
+        and (planned["round"], planned["case"]) not in home
+    ]
+    jobs = [planned["server"]["job"] for planned in todo]
+    for index, planned in enumerate(todo):
+        planned["start"] = index == 0 or jobs[index - 1] != jobs[index]
+        planned["stop"] = index == len(todo) - 1 or jobs[index + 1] != jobs[index]
+    return todo
+
+
+def record(
+    store: RunStore,
+    planned: Mapping[str, Any],
+    *,
+    server: Mapping[str, Any],
+    load: Mapping[str, Any] | None,
+    files: Mapping[str, bytes],
+    began: float,
+) -> Sample:
+    """Bring one sample home: parse what the load tool measured, or say why there is nothing to parse.
+
+    `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
+    effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
+    """
+    failure, metrics = _outcome(planned, server, load, files)
+    if failure is not None:
+        failure = failure.model_copy(update={"expected": failure.klass == planned.get("expect")})
+    sample = Sample(
+        **_identity(store, planned),
+        status="measured" if failure is None else "failed",
+        metrics=metrics if failure is None else {},
+        failure=failure,
+        engine=planned["server"]["engine"],
+        timing=Timing(
+            wall_s=time.time() - began,
+            server_start_s=_seconds(server, "started_at", "ready_at") if planned["start"] else None,
+            load_s=_seconds(load or {}, "started_at", "ended_at"),
+        ),
+        started_at=iso(began),
+    )
+    store.write_sample(sample, files)
+    return sample
+
+
+def not_measured(
+    store: RunStore, planned: Mapping[str, Any], klass: FailureClass, phase: Phase, proof: str, advice: str
+) -> Sample:
+    """Record a sample that could not be tried."""
+    failure = Failure.model_validate({"class": klass, "phase": phase, "proof": proof, "advice": advice})
+    sample = Sample(**_identity(store, planned), status="failed", failure=failure, engine=planned["server"]["engine"])
+    store.write_sample(sample)
+    return sample
+
+
+def close_run(
+    store: RunStore, *, status: str = "done", fail_on: FailOn = "failure", host_failed: bool = False
+) -> tuple[dict[str, Any], Assessment, ExitCode]:
+    """Judge what is home, store the result, end the manifest. Returns the document, the judgement, the exit code."""
+    report = assess(store.plan, store.samples(), store.directory)
+    code = result.exit_code(report.cases, report.samples, report.effects, fail_on=fail_on, host_failed=host_failed)
+    document = result.document(store.manifest.run, str(store.directory), status, report.samples, report.effects)
+    store.write_result(document)
+    ended: RunStatus = "interrupted" if status == "interrupted" else "failed" if code else "done"
+    store.set_status(ended, now=time.time(), exit_code=int(code))
+    return document, report, code
+
+
+def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The secrets that a campaign names, from the environment. ConfigError lists those that are missing."""
+    known = os.environ if environment is None else environment
+    names = list(names)
+    missing = [name for name in names if not known.get(name)]
+    if missing:
+        raise ConfigError(
+            f"the campaign names secrets that are not set: {', '.join(missing)}",
+            hint="set them in the environment, for example with `read -rs NAME; export NAME`",
+        )
+    return {name: known[name] for name in names}
+
+
+def _identity(store: RunStore, planned: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("variant", "benchmark", "case", "axes", "round", "host", "content")
+    return {"run": store.manifest.run, **{key: planned[key] for key in keys}}
+
+
+def _outcome(
+    planned: Mapping[str, Any],
+    server: Mapping[str, Any],
+    load: Mapping[str, Any] | None,
+    files: Mapping[str, bytes],
+) -> tuple[Failure | None, dict[str, float]]:
+    log = files.get("server.log", b"").decode(errors="replace")
+    engine = str(planned["server"]["engine"]["name"])
+    if server.get("status") in _FAILED and not server.get("ready_at"):
+        return _explain(log, engine, server, None), {}
+    if load is None or load.get("reason") == "server_died" or server.get("status") in _FAILED:
+        return _explain(log, engine, server, "serving"), {}
+    if load.get("reason") == "time_limit":
+        limit = planned["load"]["timeout_s"]
+        return _client_failure(
+            f"the load did not end within {limit:g} s", "raise `timeouts.sample`, or ask for fewer requests"
+        ), {}
+    if load.get("exit_code") != 0 or "raw.json" not in files:
+        said = files.get("client.log", b"").decode(errors="replace").strip().splitlines()
+        proof = said[-1] if said else str(load.get("message") or f"exit code {load.get('exit_code')}")
+        return _client_failure(proof, "see client.log in the sample's directory"), {}
+    parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
+    problem = parsers.invalid(parsed, planned["load"]["error_rate"])
+    if problem is not None:
+        return Failure.model_validate(
+            {"class": "invalid_measurement", "phase": "serving", "proof": problem, "advice": _ADVICE_INVALID}
+        ), {}
+    return None, parsed.metrics
+
+
+_ADVICE_INVALID = "see raw.json and server.log in the sample's directory; no number is given for a load that went wrong"
+
+
+def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None) -> Failure:
+    found = diagnose.classify(
+        log,
+        engine=engine,
+        exit_code=job.get("exit_code"),
+        signal=job.get("signal"),
+        reason=job.get("reason"),
+        phase=phase,
+    )
+    unknown = found.klass in ("none", "unknown")
+    klass = ("engine_dead" if phase == "serving" else "unknown") if unknown else found.klass
+    return Failure.model_validate(
+        {
+            "class": klass,
+            "phase": found.phase or phase or "start",
+            "proof": found.proof or str(job.get("message") or ""),
+            "advice": found.advice or "see server.log in the sample's directory",
+            "line": found.line,
+        }
+    )
+
+
+def _client_failure(proof: str, advice: str) -> Failure:
+    return Failure.model_validate({"class": "client_error", "phase": "serving", "proof": proof, "advice": advice})
+
+
+def _seconds(job: Mapping[str, Any], begin: str, end: str) -> float | None:
+    if job.get(begin) is None or job.get(end) is None:
+        return None
+    return float(job[end]) - float(job[begin])
