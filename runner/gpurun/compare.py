@@ -70,6 +70,7 @@ class Effect:
     `estimate` and `interval` are relative changes (0.12 is 12 % more); None where there is nothing to estimate from.
     `rounds` counts the rounds in which both were measured. `reason` says why the verdict is not a plain one;
     `further` is how many more rounds would probably settle it. Medians are over everything that was measured.
+    `expected` marks a failure that the variant declared.
     """
 
     variant: str
@@ -88,6 +89,7 @@ class Effect:
     reason: str = ""
     further: int | None = None
     primary: bool = False
+    expected: bool = False
     axes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -166,7 +168,7 @@ def _against_baseline(case: Case, baseline: Case | None, samples: Sequence[Sampl
     )
     failed = failures(samples, case.case)
     if failed and not any(s.case == case.case and s.status == "measured" for s in samples):
-        return replace(blank, verdict="failed", reason=failure_class(failed))
+        return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
     if baseline is None:
         return replace(blank, verdict="not comparable", reason="no baseline at this point")
     if not any(s.case == baseline.case and s.status == "measured" for s in samples):
@@ -273,7 +275,7 @@ def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Ca
     )
     lost = failures(after.samples, case.case)
     if lost and not any(s.case == case.case and s.status == "measured" for s in after.samples):
-        return replace(blank, verdict="failed", reason=failure_class(lost))
+        return replace(blank, verdict="failed", reason=failure_class(lost), expected=_all_expected(lost))
     if partner is None:
         return replace(blank, verdict="not comparable", reason=f"not in {before.run}")
     differing = _differing(before.fingerprints.get(partner.case, {}), after.fingerprints.get(case.case, {}))
@@ -300,6 +302,10 @@ def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Ca
     if blank.rounds < stats.MIN_ROUNDS:
         return replace(blank, reason=f"{_rounds(blank.rounds)} only", further=stats.MIN_ROUNDS - blank.rounds)
     return decide(blank, ratio, rule)
+
+
+def _all_expected(failed: Sequence[Sample]) -> bool:
+    return all(sample.failure is not None and sample.failure.expected for sample in failed)
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

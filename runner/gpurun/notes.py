@@ -31,7 +31,7 @@ def notes(
         *_partial_failures(cases, samples),
         *_no_warmup(cases, samples, loads or {}),
         *_outliers(cases, samples, rules),
-        *_spread(cases, samples, rules),
+        *_spread(cases, samples, effects, rules),
         *_errors(cases, samples),
         *_taints(samples),
     ]
@@ -49,19 +49,23 @@ def _too_few_rounds(effects: Sequence[Effect], samples: Sequence[Sample], rounds
 
 
 def _unexpected_success(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
-    for case in cases:
-        if case.expect and any(s.case == case.case and s.status == "measured" for s in samples):
-            yield f"{_at(case)} was expected to fail ({case.expect}) and was measured: remove its `expect:`"
+    for variant, mine in _by_variant(cases).items():
+        odd = [c for c in mine if c.expect and any(s.case == c.case and s.status == "measured" for s in samples)]
+        if odd:
+            where = _labels(odd)
+            yield f"{variant} was expected to fail ({odd[0].expect}) and was measured at {where}: remove its `expect:`"
 
 
 def _partial_failures(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
-    for case in cases:
-        failed = failures(samples, case.case)
-        good = sum(s.case == case.case and s.status == "measured" for s in samples)
-        if failed and good:
-            total = good + len(failed)
-            klass = failure_class(failed)
-            yield f"{_at(case)} failed in {len(failed)} of {total} samples ({klass}): judged on the rest"
+    for variant, mine in _by_variant(cases).items():
+        partial = []
+        for case in mine:
+            if any(s.case == case.case and s.status == "measured" for s in samples):
+                partial += [case] if failures(samples, case.case) else []
+        failed = [sample for case in partial for sample in failures(samples, case.case)]
+        if failed:
+            share = f"{len(failed)} of {sum(s.case in {c.case for c in partial} for s in samples)} samples"
+            yield f"{variant} at {_labels(partial)} failed in {share} ({failure_class(failed)}): judged on the rest"
 
 
 def _no_warmup(
@@ -74,37 +78,43 @@ def _no_warmup(
 
 
 def _outliers(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> Iterator[str]:
-    rule = rules.metrics.get(rules.primary)
-    for case in cases:
-        for host, numbers in _by_host(values(samples, case.case, rules.primary)).items():
-            middle = stats.median(list(numbers.values()))
-            for index in stats.outliers(list(numbers.values())):
-                number, value = list(numbers.items())[index]
-                off = value / middle - 1 if middle else 0.0
-                if rule is not None and abs(off) > rule.threshold:
-                    side = "above" if off > 0 else "below"
-                    where = f"{_at(case)} round {number} on {host}"
-                    yield f"{where} was {_pc(abs(off))} {side} its median: an outlier, kept in the estimate"
+    rule = rules.metrics[rules.primary]
+    for variant, mine in _by_variant(cases).items():
+        found: list[tuple[float, str]] = []
+        for case in mine:
+            for host, numbers in _by_host(values(samples, case.case, rules.primary)).items():
+                middle = stats.median(list(numbers.values()))
+                for number in (list(numbers)[index] for index in stats.outliers(list(numbers.values()))):
+                    off = numbers[number] / middle - 1 if middle else 0.0
+                    found += [(off, f"{case.label}, round {number} on {host}")] if abs(off) > rule.threshold else []
+        if found:
+            off, where = max(found, key=lambda item: abs(item[0]))
+            far = f"{_percent(abs(off))} {'above' if off > 0 else 'below'} the median ({where})"
+            what = f"an outlier {far} is" if len(found) == 1 else f"{len(found)} outliers, the farthest {far}, are"
+            yield f"{variant}: {what} kept in the estimate"
 
 
-def _spread(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> Iterator[str]:
-    rule = rules.metrics.get(rules.primary)
+def _spread(cases: Sequence[Case], samples: Sequence[Sample], effects: Sequence[Effect], rules: Rules) -> Iterator[str]:
+    """Only where it keeps a verdict open: a clear difference needs no quieter baseline."""
+    threshold = rules.metrics[rules.primary].threshold
+    unclear = {e.label for e in effects if e.primary and e.verdict == "cannot tell" and e.interval is not None}
+    noisy: dict[str, float] = {}
     for case in cases:
-        if case.variant != BASELINE or rule is None:
-            continue
-        by_host = _by_host(values(samples, case.case, rules.primary))
-        spreads = [s for numbers in by_host.values() if (s := stats.spread(list(numbers.values()))) is not None]
-        if spreads and statistics.fmean(spreads) > rule.threshold / 2:
-            varies = f"{_at(case)} varies by {_pc(statistics.fmean(spreads))} from round to round"
-            limit = f"the threshold is {_pc(rule.threshold)}"
-            yield f"{varies}, {limit}: longer samples or more rounds give narrower intervals"
+        if case.variant == BASELINE and case.label in unclear:
+            by_host = _by_host(values(samples, case.case, rules.primary))
+            spreads = [s for numbers in by_host.values() if (s := stats.spread(list(numbers.values()))) is not None]
+            if spreads and statistics.fmean(spreads) > threshold / 2:
+                noisy[case.label] = statistics.fmean(spreads)
+    if noisy:
+        varies = f"the baseline varies by {_percent(max(noisy.values()))} from round to round at {', '.join(noisy)}"
+        yield f"{varies}: longer samples or more rounds narrow the intervals"
 
 
 def _errors(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
-    for case in cases:
-        worst = max(values(samples, case.case, "error_rate").values(), default=0.0)
+    for variant, mine in _by_variant(cases).items():
+        worst = max((v for case in mine for v in values(samples, case.case, "error_rate").values()), default=0.0)
         if worst > 0:
-            yield f"{_at(case)}: up to {_pc(worst)} of the requests of a sample failed (within the limit)"
+            yield f"{variant}: up to {_percent(worst)} of the requests of a sample failed, within the limit"
 
 
 def _taints(samples: Sequence[Sample]) -> Iterator[str]:
@@ -120,9 +130,16 @@ def _by_host(measured: Mapping[tuple[str, int], float]) -> dict[str, dict[int, f
     return grouped
 
 
-def _pc(share: float) -> str:
+def _by_variant(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    grouped: dict[str, list[Case]] = {}
+    for case in cases:
+        grouped.setdefault(case.variant, []).append(case)
+    return grouped
+
+
+def _labels(cases: Sequence[Case]) -> str:
+    return ", ".join(dict.fromkeys(case.label for case in cases))
+
+
+def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
-def _at(case: Case) -> str:
-    return f"{case.variant} at {case.label}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -97,9 +97,7 @@ def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
         measured = list(values(report.samples, case.case, primary).values())
         median = number(stats.median(measured)) if measured else MISSING
         if effect is not None:
-            table.add_row(
-                escape(case.variant), median, _change(effect, widths), _verdict(effect, _expected(report, case))
-            )
+            table.add_row(escape(case.variant), median, _change(effect, widths), _verdict(effect))
         else:
             table.add_row(escape(case.variant), median, "", _own_state(report, case))
     everything = [effect for case in cases for effect in report.effects if effect.case == case.case]
@@ -115,8 +113,10 @@ def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
     if hosts > 1:
         parts.append(plural(hosts, "host"))
     rule = report.rules.metrics.get(report.rules.primary)
-    direction = f" ({rule.better} is better)" if rule else ""
-    name = f"{metric_name(report.rules.primary)}{direction}"
+    name = metric_name(report.rules.primary)
+    if rule is not None:
+        name += f" ({rule.better} is better)"
+        parts.append(f"limit {limit(rule.threshold)}")
     return Text(" · ".join((escape(cases[0].label), name, *parts)), style="bold")
 
 
@@ -127,23 +127,15 @@ def _own_state(report: Assessment, case: Case) -> Text:
     return Text("" if case.variant == BASELINE else "? not judged")
 
 
-def _expected(report: Assessment, case: Case) -> bool:
-    failed = failures(report.samples, case.case)
-    return bool(failed) and all(s.failure is not None and s.failure.expected for s in failed)
-
-
-def _verdict(effect: Effect, expected: bool = False) -> Text:
+def _verdict(effect: Effect) -> Text:
     symbol, style = _LOOKS[effect.verdict]
     text = f"{symbol} {effect.verdict}"
     if effect.verdict == "failed":
-        text += f": {effect.reason}" + (" (expected)" if expected else "")
-        style = "" if expected else style
-    elif effect.verdict == "no difference found":
-        text += f" (limit {limit(effect.threshold)})"
+        text += f": {effect.reason}" + (" (expected)" if effect.expected else "")
+        style = "" if effect.expected else style
     elif effect.verdict == "cannot tell":
-        more = f"about {plural(effect.further, 'more round')} would settle it" if effect.further else ""
-        if effect.rounds < stats.MIN_ROUNDS and effect.further:
-            more = f"needs {plural(effect.further, 'more round')}"
+        roughly = "about " if effect.rounds >= stats.MIN_ROUNDS else ""
+        more = f"needs {roughly}{plural(effect.further, 'more round')}" if effect.further else ""
         told = "; ".join(part for part in (escape(effect.reason), more) if part)
         text += f" ({told})" if told else ""
     elif effect.reason:
@@ -190,7 +182,7 @@ def _failures(report: Assessment) -> list[RenderableType]:
 
 
 def _direction(effect: Effect) -> str:
-    return f"{metric_name(effect.metric)} ({effect.better} is better)"
+    return f"{metric_name(effect.metric)} ({effect.better} is better) · limit {limit(effect.threshold)}"
 
 
 def _widths(effects: Sequence[Effect]) -> tuple[int, int, int]:
@@ -216,8 +208,8 @@ def _table(*columns: str) -> Table:
     for index, name in enumerate(columns):
         last = index == len(columns) - 1
         numeric = name in ("median", "before", "after", "samples")
-        label = f"  {name}" if index == 0 else name
-        table.add_column(label, justify="right" if numeric else "left", no_wrap=not last and index > 0, overflow="fold")
+        justify: JustifyMethod = "right" if numeric else "left"
+        table.add_column(name, justify=justify, no_wrap=not last and index > 0, overflow="fold")
     return table
 
 
