@@ -1,0 +1,80 @@
+"""`gpurun explain`: say why a server failed, from its log."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from gpurun.diagnose import Diagnosis, classify
+from gpurun.signatures import markers
+
+
+def _read(path: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell redirects as UTF-16
+    return data.decode(encoding, errors="replace")
+
+
+def _engine(name: str | None) -> str | None:
+    """The engine by any usual spelling (`llama.cpp`, `TensorRT-LLM`); None, with a note, for one that is not known."""
+    if not name:
+        return None
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    plain = {"tensorrtllm": "trtllm", "llamaserver": "llamacpp", "hf": "transformers"}.get(plain, plain)
+    if plain in markers().engines:
+        return plain
+    click.echo(
+        f"note: no engine is named {name}; known: {', '.join(sorted(markers().engines))}. Looking at the log instead.",
+        err=True,
+    )
+    return None
+
+
+def _show(path: str, told: Diagnosis) -> None:
+    if told.klass == "none":
+        click.echo("No failure in this log.")
+        return
+    click.echo(f"{told.klass} while in phase {told.phase}" + (f" ({told.engine})" if told.engine else ""))
+    click.echo(f"  --> {path}:{told.line}" if told.line else "  --> not in the log")
+    click.echo(f"  {told.proof}")
+    click.echo(f"advice: {told.advice}")
+    if told.others:
+        click.echo("lines that may tell more:")
+        for line in told.others:
+            click.echo(f"  {line}")
+
+
+@click.command(name="explain")
+@click.argument("logfile")
+@click.option("--engine", help="The engine that wrote the log; found out from the log if not given.")
+@click.option("--exit-code", type=int, help="How the server's process ended (137 and -9 both mean SIGKILL).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(logfile: str, engine: str | None, exit_code: int | None, as_json: bool) -> None:
+    """Say why a server failed, from its log (`-` reads standard input).
+
+    Class, phase, the line that proves it and what to do next; class `none` for a healthy log. The exit code is 0
+    whatever the answer is, and 2 if the log cannot be read.
+    """
+    told = classify(_read(logfile), engine=_engine(engine), exit_code=exit_code)
+    if not as_json:
+        _show(logfile, told)
+        return
+    document = {
+        "schema": "gpurun.explain/1",
+        "class": told.klass,
+        "phase": told.phase,
+        "line": told.line,
+        "proof": told.proof,
+        "advice": told.advice,
+        "engine": told.engine,
+        "signature": told.signature,
+        "others": list(told.others),
+    }
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))

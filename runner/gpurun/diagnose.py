@@ -1,0 +1,174 @@
+"""Why a server failed: class, phase, the line that proves it, and what to do. Pure; the knowledge is data.
+
+The order of belief: a root cause in the log, the earliest first; what the kernel says (OOM kills, Xid); a rougher
+cause; an exception that nothing explains; an echo of another rank's failure; a wrapper that says only that something failed;
+the exit code. What a server survived (it became ready afterwards, or went on through two more phases) is no cause, and
+neither are lines that the logger itself calls information or a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.reading import Hit, Reading
+from gpurun.samples import FailureClass, Phase
+from gpurun.serverlog import ServerLog, mask
+from gpurun.signatures import markers, matchers
+
+Reason = Literal["exited", "start_timeout", "start_hang", "port_in_use", "time_limit", "spawn", "not_this_model"]
+# SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
+_KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
+_WAITS_IN_NCCL = re.compile(r"NCCL|nccl|[Ii]nit torch distributed|all.?reduce")
+_BY_SIGNAL = {15: "sigterm", 7: "sigbus", 4: "sigill"}
+_BY_CODE = {2: "usage", 126: "not_found", 127: "not_found"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the host says besides the log. `oom_kills` is the rise of the job's cgroup counter `oom_kill` (None: not
+    known); `dmesg` are kernel messages from the job's life time."""
+
+    oom_kills: int | None = None
+    dmesg: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`klass` is "none" for a healthy log, with all else empty. `line` counts from 1; None: the proof is not in the
+    log. `others` are further lines that may tell a person more."""
+
+    klass: FailureClass | Literal["none"]
+    phase: Phase | None = None
+    line: int | None = None
+    proof: str = ""
+    advice: str = ""
+    engine: str | None = None
+    signature: str | None = None
+    others: tuple[str, ...] = ()
+
+
+def classify(
+    log: str,
+    *,
+    engine: str | None = None,
+    exit_code: int | None = None,
+    signal: int | None = None,
+    reason: Reason | None = None,
+    phase: Phase | None = None,
+    evidence: Evidence | None = None,
+    requested_stop: bool = False,
+) -> Diagnosis:
+    """Say why the server that wrote `log` failed, or that it did not.
+
+    `exit_code` and `signal` are those of the server's process, `reason` is the job's own word for its end, `phase`
+    where the job was as far as its starter knows, `requested_stop` whether somebody asked for the end. Without any of these
+    only the log decides.
+    """
+    if signal is None and exit_code is not None and (exit_code < 0 or 128 < exit_code < 160):
+        signal = -exit_code if exit_code < 0 else exit_code - 128
+    reading = Reading(ServerLog(log), engine, phase)
+    hits = [hit for hit in reading.hits if not hit.quiet]
+    if requested_stop:
+        hits = [hit for hit in hits if hit.signature.rank == "root"]
+    told = (
+        _by_starter(reading, reason)
+        or _first(reading, [hit for hit in hits if not reading.survived(hit)], "root")
+        or _by_kernel(reading, evidence)
+        or _first(reading, hits, "generic")
+    )
+    if told is None and not requested_stop:
+        not_by_kernel = evidence is not None and evidence.oom_kills == 0
+        failed = bool(exit_code) or signal is not None or reason is not None
+        told = _without_cause(reading, hits, failed, not_by_kernel)
+        stuck = reason in ("start_timeout", "start_hang", "time_limit")
+        if failed and (told is None or (stuck and told.klass == "unknown")):
+            told = _by_end(reading, exit_code, signal, reason, not_by_kernel)
+    return replace(told or Diagnosis("none"), engine=reading.engine)
+
+
+def _first(reading: Reading, hits: list[Hit], rank: str) -> Diagnosis | None:
+    return next((_diagnosis(reading, hit) for hit in hits if hit.signature.rank == rank), None)
+
+
+def _diagnosis(reading: Reading, hit: Hit) -> Diagnosis:
+    phase = reading.phase(hit)
+    advice = mask(hit.signature.advise(reading.engine, phase, hit.found), 600)
+    klass = _settled(hit.signature.klass, phase)
+    others = reading.telling() if klass == "unknown" else ()
+    line = hit.line
+    return Diagnosis(klass, phase, line + 1, reading.log.shown(line), advice, None, hit.signature.id, others)
+
+
+def _settled(klass: FailureClass | Literal["crash"], phase: Phase) -> FailureClass:
+    """A crash is the engine's death while it serves; before that nobody knows what it is."""
+    if klass != "crash":
+        return klass
+    return "engine_dead" if phase == "serving" else "unknown"
+
+
+def _by_name(reading: Reading, name: str, line: int | None = None, phase: Phase | None = None) -> Diagnosis:
+    """What `ends` in log_markers.yml says of this way to end. The proof is `line`, or the last line of the log."""
+    end = markers().ends[name]
+    at = reading.last if line is None else line
+    phase = end.phase or phase or reading.framed(at) or reading.marked(at) or reading.given_phase or "start"
+    klass = _settled(end.klass, phase)
+    return Diagnosis(klass, phase, at + 1, reading.log.shown(at), end.advice, others=reading.telling())
+
+
+def _by_starter(reading: Reading, reason: Reason | None) -> Diagnosis | None:
+    """What the one who started the job knows better than the log."""
+    if reason == "port_in_use":
+        hit = next((hit for hit in reading.hits if hit.signature.klass == "port_in_use"), None)
+        return _diagnosis(reading, hit) if hit else _by_name(reading, reason)
+    return _by_name(reading, reason) if reason in ("spawn", "not_this_model") else None
+
+
+def _by_kernel(reading: Reading, evidence: Evidence | None) -> Diagnosis | None:
+    """What the kernel says about the end of the job's processes."""
+    if evidence is None:
+        return None
+    kernel = [matcher for matcher in matchers() if matcher.signature.id.startswith("kernel-")]
+    for line in evidence.dmesg:
+        for matcher in kernel:
+            if match := matcher.regex.search(line):
+                hit = Hit(reading.last, matcher.signature, match.groupdict(), line, False)
+                return replace(_diagnosis(reading, hit), line=None, proof=mask(line))
+    if not evidence.oom_kills:
+        return None
+    proof = f"cgroup memory.events: oom_kill rose by {evidence.oom_kills}"
+    return replace(_by_name(reading, "oom_kill"), line=None, proof=proof)
+
+
+def _without_cause(reading: Reading, hits: list[Hit], failed: bool, not_by_kernel: bool) -> Diagnosis | None:
+    """The log names no cause: an exception that nobody knows, an echo, a wrapper, at last a warning."""
+    wrappers = [hit for hit in hits if hit.signature.rank == "wrapper"]
+    failed = failed or bool(wrappers)
+    echo = next((hit for hit in hits if hit.signature.rank == "echo"), None)
+    line = reading.exception
+    if line is not None and (failed or reading.ready is None) and (echo is None or line < echo.line):
+        dead = reading.ready is not None or any(hit.signature.klass == "engine_dead" for hit in wrappers)
+        return _by_name(reading, "exception", line, "serving" if dead else None)
+    killed = [hit for hit in wrappers if hit.signature.killed and not not_by_kernel]
+    plain = [hit for hit in wrappers if not hit.signature.killed]
+    quiet = [hit for hit in reading.hits if hit.quiet and failed and hit.signature.rank in ("root", "generic")]
+    best = [*([echo] if echo else []), *killed, *plain, *quiet]
+    return _diagnosis(reading, best[0]) if best else None
+
+
+def _by_end(
+    reading: Reading, exit_code: int | None, signal: int | None, reason: Reason | None, not_by_kernel: bool
+) -> Diagnosis:
+    """Only the way the process ended is known."""
+    serving = reading.ready is not None
+    if reason == "start_hang" and _WAITS_IN_NCCL.search(" ".join(reading.log.lines[-6:])):
+        return _by_name(reading, "hang_in_nccl")
+    if reason in ("start_hang", "start_timeout"):
+        return _by_name(reading, reason)
+    if reason == "time_limit":
+        return _by_name(reading, "time_limit" if serving else "time_limit_start")
+    if signal == 9 and not not_by_kernel and not _KILLED_ITSELF.search(reading.log.text):
+        return _by_name(reading, "sigkill")
+    name = _BY_SIGNAL.get(signal or 0) or (None if serving else _BY_CODE.get(exit_code or 0)) or "other"
+    return _by_name(reading, name)

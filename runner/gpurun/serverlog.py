@@ -1,0 +1,161 @@
+"""A server's log as text to search: prefixes, colours and control characters gone, line numbers kept.
+
+Pure. Line indices count from 0 here; people count from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+# What loggers and container tools put before a message; taken off again and again until nothing matches.
+_PREFIX = re.compile(
+    r"""(?:
+      [│┃\s]+
+    | [\w./-]{1,64}\s+\|\s                                                      # docker compose, journal of a pod
+    | \d{4}[-/]\d\d[-/]\d\d[T\s]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:\s?Z|\s?[+-]\d\d:?\d\d)?(?:\s*\|)?
+    | (?:stdout|stderr)\s[FP]\s                                                 # containerd
+    | [A-Z][a-z]{2}\s+\d+\s\d\d:\d\d:\d\d\s\S+\s[\w@./-]+(?:\[\d+\])?:          # syslog, journald
+    | \[[^\]\n]{0,30}\d\d:\d\d:\d\d[^\]\n]{0,30}\]                              # [2026-01-01 00:00:00 TP0]
+    | \[(?:DP\d*\*?|TP\d+|PP\d+|EP\d+|ATTN_\w+|MOE_\w+)(?:\s\w+)*\]
+    | \[(?:TRT-LLM|TRT|TensorRT-LLM|transformers|[IWEFV]|RANK\s\d+|INFO|WARNING|ERROR|DEBUG)\]
+    | (?:\[\s*\d+(?:,\d+)?\]<std(?:out|err)>:?)                                 # mpirun
+    | \[\s{0,5}\d+\.\d{6}\]                                                     # dmesg
+    | \[?rank\s?\d+\]?:
+    | \([A-Z][\w:]*(?:\s\w+=[\w.:]+|,\s\w+=[\w.:]+)*\s(?:pid|ip)=[\w.:]+(?:,\s\w+=[\w.:]+)*\)
+    | (?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=\s+(?:\d\d-\d\d\s|\[)|:\s|:\w)
+      (?:\s+\d\d-\d\d\s\d\d:\d\d:\d\d(?:\.\d+)?)?(?:\s*\[?[\w./-]+\.\w+:\d+\])?:?(?:[\w.]+:)?
+    | -\s(?:[\w.]+\s-\s)?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s-                # Python's common format
+    | \d+\.\d\d\.\d{3}\.\d{3}\s[EWIDN](?=\s)                                    # llama.cpp
+    )""",
+    re.VERBOSE,
+)
+_LEVEL = re.compile(
+    r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"
+)
+_ANSI = re.compile(r"(?:\x1b|\ufffd|\u241b)?\[[0-9;]{1,12}m|\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-B0-2]|\x1b\][^\x07]*\x07")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u200b-\u200f\u2028-\u202e]")
+_SECRET = re.compile(
+    r"""\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA)[\w-]{6,}
+    | (?<=Bearer\s)\S+ | (?<=://)[^/\s:@]+:[^/\s@]+(?=@)
+    | (?i:(?<=token[=:])|(?<=api[_-]key[=:])|(?<=password[=:])|(?<=secret[=:])|(?<=signature=))[^\s,&'"]{4,}""",
+    re.VERBOSE,
+)
+_FRAME = re.compile(r'File "[^"\n]{1,400}", line \d+')
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning|Timeout)\b(?=[:(]|\s*$)"
+)
+_SOURCE_LINE = re.compile(r"""(?:raise\s|assert\s|return\s|logger\.|f?["'(]|\^+\s*$|~+)""")
+# A traceback of a deep model is about sixty frames of three lines each.
+_TRACEBACK_LINES = 200
+
+
+def mask(text: str, limit: int = 300) -> str:
+    """One line fit to be shown: control characters and secrets gone, at most `limit` characters."""
+    clean = _SECRET.sub("***", _CONTROL.sub("", _ANSI.sub("", text)).strip())
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+@dataclass(frozen=True)
+class ServerLog:
+    """`raw` is the log as written. Everything else is derived, and offsets refer to `text`."""
+
+    raw: str
+
+    @cached_property
+    def originals(self) -> list[str]:
+        """The lines as written; a line ends at a line feed, so that numbers agree with editors and `sed -n`."""
+        return self.raw.split("\n")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The messages: lines without prefixes, colours, carriage returns and outer white space."""
+        special = any(mark in self.raw for mark in ("\x1b", "[0;", "[1;", "\r", "\x00"))
+        return [self._message(line, special) for line in self.originals]
+
+    @staticmethod
+    def _message(line: str, special: bool) -> str:
+        if special:
+            line = _CONTROL.sub(" ", _ANSI.sub("", line))
+        return line[_prefix_end(line) :].strip()
+
+    @cached_property
+    def text(self) -> str:
+        """The messages in one text, to be searched."""
+        return "\n".join(self.lines)
+
+    @cached_property
+    def flat(self) -> str:
+        """The same with blanks for line feeds, to find text where a terminal broke a line; the offsets are the same."""
+        return self.text.replace("\n", " ")
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each line begins in `text`."""
+        return [0, *accumulate(len(line) + 1 for line in self.lines)][:-1]
+
+    def line_at(self, offset: int) -> int:
+        """The line that holds this offset."""
+        return bisect_right(self.starts, offset) - 1
+
+    def quiet(self, line: int) -> bool:
+        """Whether the logger itself called this line information or a warning."""
+        original = _ANSI.sub("", self.originals[line])
+        levels = list(_LEVEL.finditer(original[: _prefix_end(original)]))
+        if not levels:
+            return False
+        return bool(levels[-1]["low"]) or (levels[-1]["letter"] or levels[-1]["end"] or "E") not in "EF"
+
+    def is_source(self, line: int) -> bool:
+        """Whether this line is source code quoted by a traceback, not something that happened."""
+        if _EXCEPTION.match(self.lines[line]):
+            return False
+        return bool(
+            _SOURCE_LINE.match(self.lines[line])
+            or (line and _FRAME.search(self.lines[line - 1]))
+            or _FRAME.match(self.lines[line])
+        )
+
+    def exception(self, line: int) -> str | None:
+        """The exception that this line reports as the end of a traceback, such as `KeyError`."""
+        match = _EXCEPTION.match(self.lines[line])
+        return match[0].rpartition(".")[2] if match and not match[0].endswith("Warning") else None
+
+    def exception_after(self, line: int) -> int:
+        """The line of the exception that ends the traceback in which `line` stands; `line` itself if there is none."""
+        for at in range(line, min(line + 12, len(self.lines))):
+            if self.exception(at):
+                return at
+        return line
+
+    def frames(self, line: int) -> list[str]:
+        """The stack frames that belong to `line`, outermost first: those before it, or, where a logger wrote the
+        message first, those after it."""
+        found: list[str] = []
+        for at in range(line - 1, max(-1, line - _TRACEBACK_LINES), -1):
+            if _FRAME.search(self.lines[at]):
+                found.insert(0, self.lines[at])
+            elif "Traceback (most recent" in self.lines[at] or (not found and line - at > 8):
+                break
+        if found:
+            return found
+        for at in range(line + 1, min(len(self.lines), line + _TRACEBACK_LINES)):
+            if _FRAME.search(self.lines[at]):
+                found.append(self.lines[at])
+            elif self.exception(at) or (not found and at - line > 12):
+                break
+        return found
+
+    def shown(self, line: int) -> str:
+        """The line as a person may see it."""
+        return mask(self.originals[line])
+
+
+def _prefix_end(line: str) -> int:
+    end = 0
+    while (match := _PREFIX.match(line, end)) and match.end() > end:
+        end = match.end()
+    return end

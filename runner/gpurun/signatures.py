@@ -1,0 +1,179 @@
+"""The table of failure signatures and log markers (data/signatures/*.yml, data/log_markers.yml), checked and compiled.
+
+A signature recognises one failure by the text that a server writes. Adding one needs no Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gpurun.samples import FailureClass, Phase
+
+_DATA = Path(__file__).resolve().parent / "data"
+# Engine files come before the common one: of two signatures that match at the same place the first listed is chosen.
+_FILES = ("sglang", "vllm", "llamacpp", "trtllm", "kernel", "common")
+SHORTEST_NEEDLE = 5
+
+
+class Signature(BaseModel):
+    """One kind of failure.
+
+    patterns  regular expressions, each enough by itself, matched against lines without their prefixes (times, levels,
+              process names). A space matches any white space, so that messages which a terminal wrapped are found; `.`
+              and `[^\\n]` stay on one line. Each must contain five plain characters in a row that are not optional.
+    klass     the failure class; `crash` stands for engine_dead while serving and for unknown before.
+    phase     where it always happens; `usual` is used only if the log itself does not tell.
+    rank      root: says why; generic: says why, roughly; echo: says why, but may follow from a failure of another rank;
+              wrapper: says only that something failed.
+    frames    if given, some stack frame or line next to the match must match this too.
+    unless    if this occurs anywhere in the log, the signature does not count.
+    killed    true: says that a process got SIGKILL, which is evidence of an OOM kill unless the engine kills itself.
+    proof     `exception`: the line that proves it is the exception that follows, not the matching source line.
+    advice    what to do; {names} are groups of the pattern. Or one text per engine, `engine/phase` and `default`.
+    source    where the text comes from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    id: str
+    patterns: list[str]
+    klass: FailureClass | Literal["crash"] = Field(alias="class")
+    phase: Phase | None = None
+    usual: Phase | None = None
+    rank: Literal["root", "generic", "echo", "wrapper"] = "root"
+    frames: str | None = None
+    unless: str | None = None
+    killed: bool = False
+    proof: Literal["match", "exception"] = "match"
+    advice: str | dict[str, str]
+    source: str
+
+    @field_validator("patterns")
+    @classmethod
+    def _searchable(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            needle(pattern)
+        return patterns
+
+    def advise(self, engine: str | None, phase: str, found: dict[str, str | None]) -> str:
+        """The advice for this engine and phase with the numbers of the line in it; a missing number reads as `?`."""
+        text = self.advice
+        if isinstance(text, dict):
+            text = text.get(f"{engine}/{phase}") or text.get(engine or "") or text["default"]
+        known = {name: value for name, value in found.items() if value is not None}
+        return re.sub(r"\{(\w+)\}", lambda m: known.get(m[1], "?").strip(), text)
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """A compiled pattern; `needle` is plain text that every match contains, so that most of a log is only searched."""
+
+    signature: Signature
+    needle: str
+    regex: re.Pattern[str]
+
+
+class End(BaseModel):
+    """What a way to end means where the log names no cause."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    klass: FailureClass | Literal["crash"] = Field(alias="class")
+    phase: Phase | None = None
+    advice: str
+
+
+class Markers(BaseModel):
+    """What log_markers.yml holds; see there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engines: dict[str, list[str]]
+    ready: dict[str, list[str]]
+    stopping: list[str]
+    phases: dict[Phase, list[str]]
+    frames: dict[Phase, str]
+    harmless: list[str]
+    ends: dict[str, End]
+
+
+def needle(pattern: str) -> str:
+    """The longest plain text outside groups that every match of `pattern` contains.
+
+    Raises ValueError where that is shorter than five characters, or where the pattern has a top-level alternative:
+    such a pattern would have to be tried at every character of a log.
+    """
+    runs, run, depth, at = [], "", 0, 0
+    while at < len(pattern):
+        char, plain = pattern[at], ""
+        if char == "\\":
+            plain = pattern[at + 1] if not pattern[at + 1].isalnum() else ""
+            at += 1
+        elif char == "[":
+            at = pattern.index("]", at + 2)
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and depth == 0:
+            raise ValueError(f"write alternatives as separate patterns: {pattern}")
+        elif char == "{":
+            at = pattern.index("}", at)
+        elif char not in "?*+.^$|":
+            plain = char
+        at += 1
+        optional = at < len(pattern) and pattern[at] in "?*{"
+        if plain and depth == 0 and not optional:
+            run += plain
+        else:
+            runs.append(run)
+            run = ""
+    longest = max([*runs, run], key=len)
+    if len(longest) < SHORTEST_NEEDLE:
+        raise ValueError(f"needs {SHORTEST_NEEDLE} plain characters in a row outside groups: {pattern}")
+    return longest
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace(" ?", r"\s?").replace(" ", r"\s+"), re.MULTILINE)
+
+
+def _read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
+@cache
+def signatures() -> tuple[Signature, ...]:
+    """Every signature, in the order in which they are preferred."""
+    return tuple(
+        Signature.model_validate(one) for name in _FILES for one in _read(_DATA / "signatures" / f"{name}.yml")
+    )
+
+
+@cache
+def matchers() -> tuple[Matcher, ...]:
+    """Every pattern of every signature, compiled."""
+    return tuple(Matcher(one, needle(text), _compile(text)) for one in signatures() for text in one.patterns)
+
+
+@cache
+def markers() -> Markers:
+    """The log markers."""
+    return Markers.model_validate(_read(_DATA / "log_markers.yml"))
+
+
+@cache
+def harmless() -> re.Pattern[str]:
+    """Matches lines that never prove a failure."""
+    return re.compile("|".join(f"(?:{pattern})" for pattern in markers().harmless))
+
+
+@cache
+def frame_patterns() -> dict[Phase, re.Pattern[str]]:
+    """Stack frames that tell a phase."""
+    return {phase: re.compile(pattern) for phase, pattern in markers().frames.items()}
