@@ -1,15 +1,21 @@
-"""Fixtures that several folders of tests share: booted hosts. See tests/hosts."""
+"""What several folders of tests share: booted hosts (see tests/hosts) and the import path of the roles' Python."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ansible.module_utils
 import pytest
 
 if TYPE_CHECKING:
     from tests.hosts import HostFleet, TestHost
+
+# The roles' own module_utils, importable by tests as they are on a host.
+for _folder in sorted(Path(__file__).parents[1].glob("roles/*/module_utils")):
+    ansible.module_utils.__path__.append(str(_folder))
 
 HOST_FIXTURES = {"bootable", "host", "plain_host", "fleet"}
 

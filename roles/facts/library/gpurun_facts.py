@@ -40,10 +40,10 @@ gpurun_facts:
     gpu_error: {description: "Null, or kind, message and advice.", type: dict}
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402 (Ansible wants the documentation first)
+from ansible.module_utils.basic import AnsibleModule
 
 # isort: split
-from ansible.module_utils import gpurun_host, gpurun_smi  # noqa: E402
+from ansible.module_utils import gpurun_host, gpurun_smi
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = "/"  # where the system's files are read; tests point it at a tree of their own
 COMMANDS = ("llama-server", "docker", "podman", "nvidia-smi", "systemd-run")
 # Where GPU clouds and WSL put nvidia-smi, and what a non-login ssh session leaves out of PATH.
 _MORE_PATHS = ("/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin", "/opt/bin")
@@ -19,7 +20,7 @@ _MORE_PATHS += ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/run/current-syste
 
 def collect(home: str) -> dict[str, object]:
     """The `host` part of gpurun_facts. Sizes in bytes, times in seconds since the epoch."""
-    place = Path(home).expanduser()
+    place = Path(os.path.expanduser(home))  # noqa: PTH111 (pathlib's raises where a user has no home)
     memory_limit, memory_current = _memory_limit()
     meminfo = _meminfo()
     total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", 0)
@@ -42,7 +43,9 @@ def collect(home: str) -> dict[str, object]:
         "python": {"path": sys.executable, "version": platform.python_version()},
         "home": str(place),
         "disk_free_bytes": _disk_free(place),
-        "init": "systemd" if Path("/run/systemd/system").is_dir() and _read("/proc/1/comm") == "systemd" else "other",
+        "init": "systemd"
+        if Path(ROOT + "/run/systemd/system").is_dir() and _read("/proc/1/comm") == "systemd"
+        else "other",
         "container": _container(),
         "user": _user(),
         "uid": os.getuid(),
@@ -151,13 +154,13 @@ def _os_release() -> dict[str, str | None]:
 
 def _disk_free(path: Path) -> int | None:
     """Bytes that this user may still write where `path` is, or will be."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
+    for place in (path, *path.parents):
+        try:
+            status = os.statvfs(place)
+        except OSError:  # not there yet, or not ours to look at
+            continue
+        return status.f_bavail * status.f_frsize
+    return None
 
 
 def _user() -> str:
@@ -172,12 +175,12 @@ def _container() -> str:
     named = _read("/run/systemd/container") or _environment_of_init().get("container", "")
     if named:
         return named
-    if Path("/var/run/secrets/kubernetes.io").exists() or "KUBERNETES_SERVICE_HOST" in _environment_of_init():
+    if Path(ROOT + "/run/secrets/kubernetes.io").exists() or "KUBERNETES_SERVICE_HOST" in _environment_of_init():
         return "kubernetes"
-    if Path("/run/.containerenv").exists():
+    if Path(ROOT + "/run/.containerenv").exists():
         return "podman"
     groups = _read("/proc/1/cgroup")
-    if Path("/.dockerenv").exists() or "/docker" in groups:
+    if Path(ROOT + "/.dockerenv").exists() or "/docker" in groups:
         return "docker"
     for word, kind in (("kubepods", "kubernetes"), ("libpod", "podman"), ("/lxc", "lxc"), ("containerd", "other")):
         if word in groups:
@@ -199,6 +202,6 @@ def _environment_of_init() -> dict[str, str]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+        return Path(ROOT + path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -7,7 +7,7 @@ import re
 
 from ansible.module_utils.gpurun_smi_values import bus_id, text
 
-_HEADER = re.compile(r"^(.*?)(?:\s*\[(\S+)\])?$")
+_HEADER = re.compile(r"^([A-Za-z][\w.]*)(?: \[(\S+)\])?$")
 
 
 def parse_csv(output: str) -> list[dict[str, str | None]]:
@@ -17,11 +17,13 @@ def parse_csv(output: str) -> list[dict[str, str | None]]:
     not a value (`[N/A]`, `[Not Supported]`, ...) is None. Lines that are no rows (warnings) are passed over.
     """
     rows = [row for row in csv.reader(output.splitlines(), skipinitialspace=True) if row]
-    if not rows:
+    heads = ([_HEADER.match(cell.strip()) for cell in row] for row in rows)
+    head = next((number for number, cells in enumerate(heads) if all(cells)), None)
+    if head is None:
         return []
-    columns = [match.groups() for match in (_HEADER.match(cell.strip()) for cell in rows[0]) if match]
+    columns = [match.groups() for match in map(_HEADER.match, map(str.strip, rows[head])) if match]
     table = []
-    for row in rows[1:]:
+    for row in rows[head + 1 :]:
         if len(row) != len(columns):
             continue
         entry: dict[str, str | None] = {}

@@ -24,10 +24,10 @@ def parse_topology(output: str) -> dict[str, object] | None:
     nic_names    {"NIC0": "mlx5_0", ...}
     """
     lines = [_ANSI.sub("", line).rstrip() for line in output.splitlines()]
-    head = next((n for n, line in enumerate(lines) if re.match(r"^\s*GPU0\b", line) and "Affinity" in line), None)
+    head = next((n for n, line in enumerate(lines) if re.match(r"^\s*GPU\d+\b", line) and "Affinity" in line), None)
     if head is None:
         # A driver without affinity columns, or a matrix of which only the devices are left.
-        head = next((n for n, line in enumerate(lines) if re.match(r"^\s+GPU0\b", line)), None)
+        head = next((n for n, line in enumerate(lines) if re.match(r"^\s+GPU\d+\b", line)), None)
     if head is None:
         return None
     columns = [cell.strip() for cell in _cells(lines[head]) if cell.strip()]
