@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -169,11 +171,37 @@ def test_an_unwritable_place_is_refused_at_once(tmp_path: Path, place: str) -> N
     assert "--results" in caught.value.render()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(NotReadyError, match="permission denied"):
-        create(tmp_path)
+def test_a_read_only_directory_is_refused() -> None:
+    """Root may write anywhere, so it becomes someone else for this."""
+    place = Path(tempfile.mkdtemp())
+    root = os.geteuid() == 0
+    try:
+        place.chmod(0o555)
+        if root:
+            os.seteuid(65534)
+        with pytest.raises(NotReadyError, match="permission denied") as caught:
+            create(place)
+        assert str(place) in caught.value.render()
+    finally:
+        if root:
+            os.seteuid(0)
+        place.chmod(0o755)
+        place.rmdir()
+
+
+def test_a_disk_that_takes_no_more_costs_one_sample(tmp_path: Path) -> None:
+    """The kernel refuses to let any file grow beyond 64 KiB: a real failed write in the middle of a sample."""
+    store = create(tmp_path)
+    store.write_sample(sample(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, before[1]))
+    try:
+        with pytest.raises(NotReadyError, match="cannot write results: file too large"):
+            store.write_sample(sample(2), {"server.log": b"x" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [found.round for found in store.samples()] == [1]
+    assert not any("server.log" in path for path in tree(store.directory))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "a\nb", "a\0b", ".hidden", "h~1", "x" * 300])

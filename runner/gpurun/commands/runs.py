@@ -17,6 +17,7 @@ results_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("results"),
     show_default=True,
+    envvar="GPURUN_RESULTS",
     show_envvar=True,
     help="Folder that holds the runs.",
 )
@@ -29,7 +30,7 @@ json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, 
 @click.pass_context
 def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
     """List stored runs, newest first; `show` prints one again."""
-    context.obj = results_dir
+    context.obj = results_dir, as_json
     if context.invoked_subcommand is not None:
         return
     from gpurun.store import list_runs
@@ -67,7 +68,8 @@ def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
 @click.pass_context
 def show(context: click.Context, run: str, results_dir: Path | None, as_json: bool) -> None:
     """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
-    show_run(results_dir or context.obj, run, as_json)
+    folder, json_too = context.obj  # options may stand before or after `show`
+    show_run(results_dir or folder, run, as_json or json_too)
 
 
 def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
