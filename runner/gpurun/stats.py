@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import fdtrc, stdtrit
-
 MIN_ROUNDS = 3  # below this an interval is too wide to say anything and too easily believed
 MAX_FURTHER_ROUNDS = 100  # beyond this, more rounds are not the answer
 
@@ -130,9 +128,16 @@ def unpaired_effect(blocks: Mapping[str, tuple[Sequence[float], Sequence[float]]
 
 
 def _on_ratio_scale(mean: float, error: float, n: int, sd: float, df: float, confidence: float) -> Ratio:
-    reach = float(stdtrit(df, 0.5 + confidence / 2)) * error
+    reach = _student(df, confidence) * error
     highest = min(mean + reach, 700.0)  # e to the 710 is more than a float holds
     return Ratio(math.expm1(mean), math.expm1(mean - reach), math.expm1(highest), n, sd, df)
+
+
+def _student(df: float, confidence: float) -> float:
+    """Student's quantile that leaves half of what `confidence` leaves out above it."""
+    from scipy.special import stdtrit  # a third of a second, which `--help` need not pay
+
+    return float(stdtrit(df, 0.5 + confidence / 2))
 
 
 def rounds_needed(effect: Ratio, threshold: float, confidence: float = 0.95) -> int | None:
@@ -150,7 +155,7 @@ def rounds_needed(effect: Ratio, threshold: float, confidence: float = 0.95) -> 
     hosts = max(1, round(effect.n - effect.df))  # each round adds one pair a host
     for further in range(1, MAX_FURTHER_ROUNDS + 1):
         n = effect.n + further * hosts
-        reach = float(stdtrit(n - hosts, 0.5 + confidence / 2)) * effect.sd / math.sqrt(n)
+        reach = _student(n - hosts, confidence) * effect.sd / math.sqrt(n)
         if n >= MIN_ROUNDS * hosts and reach < room:
             return further
     return None
@@ -169,4 +174,6 @@ def blocks_agree(blocks: Mapping[str, Sequence[float]], level: float = 0.01) -> 
     within = sum((value - mean) ** 2 for values, mean in zip(groups, means, strict=True) for value in values)
     if within == 0:
         return between == 0
+    from scipy.special import fdtrc
+
     return float(fdtrc(len(groups) - 1, df, (between / (len(groups) - 1)) / (within / df))) >= level

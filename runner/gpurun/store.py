@@ -175,19 +175,19 @@ class RunStore:
 
     def sample_dir(self, sample: Sample) -> Path:
         """Where a sample is, or will be."""
-        host, case = safe_name(sample.host, "host"), safe_name(sample.case, "case")
-        return self.directory / "samples" / str(sample.round) / case / host
+        return self._place(sample.round, sample.case, sample.host)
+
+    def sample(self, number: int, case: str, host: str) -> Sample:
+        """One sample that is home. GpurunError where it is not, or cannot be read."""
+        return _read_sample(self._place(number, case, host) / "sample.json")
 
     def samples(self) -> list[Sample]:
         """Every sample that is home, by round, then case, then host. GpurunError names a file that cannot be read."""
-        found = []
-        for path in _sample_files(self.directory):
-            try:
-                found.append(Sample.model_validate_json(path.read_bytes()))
-            except (OSError, ValidationError) as error:
-                why = str(error).splitlines()
-                raise GpurunError(f"cannot read a sample: {' '.join(why[:3])}", where=str(path)) from error
+        found = [_read_sample(path) for path in _sample_files(self.directory)]
         return sorted(found, key=lambda sample: (sample.round, sample.case, sample.host))
+
+    def _place(self, number: int, case: str, host: str) -> Path:
+        return self.directory / "samples" / str(number) / safe_name(case, "case") / safe_name(host, "host")
 
     def _document(self, name: str) -> dict[str, Any]:
         try:
@@ -288,6 +288,15 @@ def _sample_files(directory: Path) -> Iterator[Path]:
     for path in directory.glob("samples/*/*/*/sample.json"):
         if not path.parent.name.startswith(".") and "~" not in path.parent.name:
             yield path
+
+
+def _read_sample(path: Path) -> Sample:
+    try:
+        return Sample.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise GpurunError(f"cannot read a sample: {error.strerror}", where=str(path)) from error
+    except ValidationError as error:
+        raise GpurunError(f"cannot read a sample: {' '.join(str(error).splitlines()[:3])}", where=str(path)) from error
 
 
 def _put(path: Path, content: bytes) -> None:
