@@ -53,7 +53,7 @@ def test_localhost(tmp_path: Path) -> None:
     assert found["host"]["home"] == str(tmp_path / "a b")
     assert found["host"]["cpus"] >= 1
     if not found["host"]["commands"]["nvidia-smi"] and not found["host"]["nvidia_pci_devices"]:
-        empty = {"gpus": [], "driver": None, "topology": None, "gpu_error": None}
+        empty: dict[str, object] = {"gpus": [], "driver": None, "topology": None, "gpu_error": None}
         assert {key: found[key] for key in empty} == empty
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils import gpurun_smi  # type: ignore[attr-defined]
+from ansible.module_utils import gpurun_smi
 
 STAND_IN = Path(__file__).parents[1] / "fixtures" / "nvidia"
 

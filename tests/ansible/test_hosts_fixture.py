@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,24 @@ def test_options_reach_the_hosts(bootable: None, tmp_path: Path) -> None:
         assert "Read-only" in fleet[0].exec(["touch", "/srv/wheels/new"], check=False).stderr
         fleet[0].exec(["touch", "/srv/cache/new"])
     assert [path.name for path in tmp_path.iterdir()] == ["wheel"]
+
+
+def test_hosts_install_offline_from_a_warm_cache(bootable: None, tmp_path: Path) -> None:
+    uv, cache = str(Path(sys.executable).with_name("uv")), tmp_path / "cache"
+    wheel = tmp_path / "warm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("warm.py", "")
+        archive.writestr("warm-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: warm\nVersion: 1.0\n")
+        archive.writestr("warm-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("warm-1.0.dist-info/RECORD", "")
+    install = ["--find-links", "/srv", "--no-index", "warm"]
+    local = [uv, "--cache-dir", str(cache), "pip", "install", "--target", str(tmp_path / "t"), "--no-index"]
+    subprocess.run([*local, "--find-links", str(tmp_path), "warm"], check=True, capture_output=True)
+    with HostFleet(1, uv_cache=cache, bind={uv: "/usr/local/bin/uv", str(wheel): f"/srv/{wheel.name}"}) as fleet:
+        variables = fleet.inventory()["gpu_hosts"]["vars"]  # type: ignore[index]
+        environment = [f"{key}={value}" for key, value in variables["uv_environment"].items()]
+        fleet[0].exec(["env", *environment, "uv", "pip", "install", "--target", "/root/t", *install])
+        fleet[0].exec(["python3", "-c", "import sys; sys.path.insert(0, '/root/t'); import warm"])
 
 
 _RUN_AND_TELL = """

@@ -20,10 +20,17 @@ from tests.hosts.slots import Slot, run
 PROGRAMS = ("systemd-nspawn", "debootstrap", "ip", "mkfs.ext4", "nsenter", "ssh", "ssh-keygen")
 
 
+UV_CACHE = "/var/cache/uv"  # on the hosts
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+
+
 def missing() -> str | None:
     """Why this machine cannot boot test hosts; None where it can."""
-    if os.geteuid() != 0:
-        return "booted test hosts need root"
+    status = Path("/proc/self/status").read_text()
+    effective = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
+    lacking = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if os.geteuid() != 0 or lacking:
+        return " ".join(["booted test hosts need root with", *(lacking or _CAPABILITIES)])
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     return f"missing: {' '.join(absent)} (tests/hosts/install.sh installs them)" if absent else None
 
@@ -36,6 +43,8 @@ class HostFleet:
     names      host names; default host1, host2, ... or plain1, ...
     bind       {path here: path there}, read-only
     overlay    {path here: path there}, writable there, unchanged here (a warm package cache)
+    uv_cache   a folder of uv's here: the hosts install from it, offline, through the inventory's uv_environment
+    variables  inventory variables for all hosts
     internet   the hosts reach what this machine reaches (off: only each other and this machine)
     packages   Debian packages beside the usual ones; another base tree is built and cached for them
     disk_mib   size of each host's disk (sparse)
@@ -50,6 +59,8 @@ class HostFleet:
         names: Sequence[str] = (),
         bind: Mapping[str, str] | None = None,
         overlay: Mapping[str, str] | None = None,
+        uv_cache: Path | None = None,
+        variables: Mapping[str, object] | None = None,
         internet: bool = False,
         packages: Sequence[str] = (),
         disk_mib: int = 16384,
@@ -59,6 +70,11 @@ class HostFleet:
         self._kind, self._packages, self._internet = kind, packages, internet
         self._disk_mib, self._port = disk_mib, port
         self._bind, self._overlay = dict(bind or {}), dict(overlay or {})
+        self._variables = dict(variables or {})
+        if uv_cache is not None:
+            self._overlay[str(uv_cache)] = UV_CACHE
+            offline = {"UV_CACHE_DIR": UV_CACHE, "UV_OFFLINE": "1", "UV_LINK_MODE": "copy"}
+            self._variables.setdefault("uv_environment", offline)
         self.hosts: list[TestHost] = []
         self._cleanup = contextlib.ExitStack()
 
@@ -99,6 +115,7 @@ class HostFleet:
             "ansible_ssh_common_args": common,
             "ansible_control_path_dir": str(self.folder / "cp"),
             "ansible_python_interpreter": "/usr/bin/python3",
+            **self._variables,
             **extra,
         }
         hosts = {host.name: {"ansible_host": host.address, "ansible_port": host.port} for host in self.hosts}

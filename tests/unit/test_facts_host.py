@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
-from ansible.module_utils import gpurun_host  # type: ignore[attr-defined]
+from ansible.module_utils import gpurun_host
 
 
 @pytest.fixture

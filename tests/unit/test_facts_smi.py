@@ -179,7 +179,7 @@ def test_list_with_mig() -> None:
     output = "GPU 0: NVIDIA A30 (UUID: GPU-a)\n  MIG 2g.12gb     Device  0: (UUID: MIG-b)\n"
     output += "  MIG 1g.6gb+me   Device  1: (UUID: MIG-c)\nGPU 1: NVIDIA A30 (UUID: GPU-d)\n"
     first, second = parse_list(output)
-    assert [(d["profile"], d["index"], d["uuid"]) for d in first["mig_devices"]] == [  # type: ignore[attr-defined]
+    assert [(d["profile"], d["index"], d["uuid"]) for d in first["mig_devices"]] == [
         ("2g.12gb", 0, "MIG-b"),
         ("1g.6gb+me", 1, "MIG-c"),
     ]
@@ -238,8 +238,8 @@ def test_topology_with_adapters() -> None:
     topology = parse_topology(TOPOLOGY)
     assert topology is not None
     assert topology["devices"] == ["GPU0", "GPU1", "NIC0", "NIC1"]
-    assert topology["links"]["GPU0"] == {"GPU1": "NV4", "NIC0": "SYS", "NIC1": "PXB"}  # type: ignore[index]
-    assert topology["gpus"]["GPU1"] == {  # type: ignore[index]
+    assert topology["links"]["GPU0"] == {"GPU1": "NV4", "NIC0": "SYS", "NIC1": "PXB"}
+    assert topology["gpus"]["GPU1"] == {
         "cpu_affinity": "16-31",
         "numa_node": 1,
         "gpu_numa_id": None,

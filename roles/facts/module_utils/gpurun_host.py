@@ -14,8 +14,18 @@ from pathlib import Path
 ROOT = "/"  # where the system's files are read; tests point it at a tree of their own
 COMMANDS = ("llama-server", "docker", "podman", "nvidia-smi", "systemd-run")
 # Where GPU clouds and WSL put nvidia-smi, and what a non-login ssh session leaves out of PATH.
-_MORE_PATHS = ("/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin", "/opt/bin")
-_MORE_PATHS += ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/run/current-system/sw/bin")
+_MORE_PATHS = (
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/sbin",
+    "/sbin",
+    "/usr/bin",
+    "/bin",
+    "/opt/bin",
+    "/usr/local/nvidia/bin",
+    "/usr/lib/wsl/lib",
+    "/run/current-system/sw/bin",
+)
 
 
 def collect(home: str) -> dict[str, object]:
