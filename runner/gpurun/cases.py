@@ -21,7 +21,7 @@ from gpurun.engines import Engine, load_engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import KeyPath, load_file
 from gpurun.overrides import assign, split_path
-from gpurun.resolve import Layers, check_server, check_texts, settings
+from gpurun.resolve import Layers, Stack, check_server, check_texts, settings
 from gpurun.tree import digest
 
 BASELINE = "baseline"
@@ -44,7 +44,7 @@ class Case:
     """One variant at one point of the axes under one benchmark.
 
     `id` is a slug and a hash of the resolved content, so it stays when the file is reordered. `server` is complete;
-    `merged` is the same as data for people, with the engine's defaults.
+    `merged` is the same as data for people, with the engine's defaults; `stack` knows where each part comes from.
     """
 
     id: str
@@ -56,6 +56,7 @@ class Case:
     engine: Engine
     load: Benchmark
     merged: Mapping[str, Any]
+    stack: Stack = field(repr=False)
     expect: str | None = None
 
 
@@ -208,7 +209,7 @@ class _Expansion:
 
     # Servers and loads at a point
 
-    def server(self, variant: str, point: Point) -> tuple[Server, Engine, dict[str, Any]] | None:
+    def server(self, variant: str, point: Point) -> tuple[Server, Engine, Stack] | None:
         """The resolved server of a variant at a point; None where something about it is wrong."""
         stack = self.layers.stack(variant, [(axis, value) for axis, value in self.at(point)])
         server, problems = check_server(stack, self.document)
@@ -216,7 +217,7 @@ class _Expansion:
             self.complain(problem, path, *([("variants", variant)] if variant != BASELINE else []))
         if server is None or server.engine is None:
             return None
-        return server, load_engine(server.engine.partition("==")[0]), stack.merged()
+        return server, load_engine(server.engine.partition("==")[0]), stack
 
     def at(self, point: Point) -> Iterator[tuple[Axis, Any]]:
         for name, value in point:
@@ -293,7 +294,7 @@ class _Expansion:
     # Cases
 
     def case(self, variant: str, benchmark: str, load: Benchmark, point: Point, resolved: Any) -> Case:
-        server, engine, merged = resolved
+        server, engine, stack = resolved
         axes = dict(point)
         content = digest([settings(server, engine), benchmark, load.model_dump(), sorted(axes.items())])
         words = [variant, benchmark, *(_short(value) for _, value in point)]
@@ -310,7 +311,8 @@ class _Expansion:
             server=server,
             engine=engine,
             load=load,
-            merged=merged,
+            merged=stack.merged(),
+            stack=stack,
             expect=declared,
         )
 

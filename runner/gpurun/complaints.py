@@ -54,7 +54,7 @@ def in_file_order(problems: Iterable[Problem]) -> list[Problem]:
         mark = problem.mark
         return ("", 0, 0) if mark is None else (mark.file, mark.line, mark.column)
 
-    return sorted(reversed(once.values()), key=position)
+    return sorted(once.values(), key=position)
 
 
 def translate(failure: ValidationError, root: type[BaseModel], document: Document) -> list[tuple[KeyPath, Problem]]:

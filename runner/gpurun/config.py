@@ -14,6 +14,7 @@ from gpurun.errors import ConfigError, Problem
 from gpurun.fields import (
     Complaint,
     Duration,
+    Endpoint,
     EngineName,
     EnvKey,
     EnvValue,
@@ -67,10 +68,10 @@ class Generate(Section):
 
 
 class Ready(Section):
-    """When the server is ready, where that differs from the engine's own rule. `null` skips that check."""
+    """When the server is ready, where that differs from the engine's own rule; `false` leaves a check out."""
 
-    health: str | None = Field(default=None, pattern="^/", description="path that answers 200")
-    models: str | None = Field(default=None, pattern="^/", description="path of the OpenAI model list")
+    health: Endpoint | None = Field(default=None, description="path that answers 200")
+    models: Endpoint | None = Field(default=None, description="path of the OpenAI model list")
     generate: Generate | None = None
     answer: str | None = Field(default=None, description="JSON key that the answer to `generate` must have")
 
@@ -175,7 +176,7 @@ class Load(Section):
 
 
 class Data(Section):
-    """What is asked: random words, repetitive text (where speculative decoding finds something), or a file's prompts."""
+    """What is asked: random words, repetitive text (speculative decoding finds something in it), or a prompt file."""
 
     kind: Literal["synthetic", "text", "file"] = "synthetic"
     prompt_tokens: int | None = Field(default=None, ge=1, description="tokens of each prompt")

@@ -172,6 +172,12 @@ def _url(value: object) -> str:
     raise Complaint("not the http(s) address of a file", hint="write no user or password into it")
 
 
+def _endpoint(value: object) -> object:
+    if value is False or (isinstance(value, str) and value.startswith("/")):
+        return value
+    raise Complaint("a path of the server begins with `/`", hint="`false` leaves this check out")
+
+
 def _relative_file(value: object) -> str:
     if isinstance(value, str) and value and not value.startswith("/") and ".." not in value.split("/"):
         return text(value)
@@ -207,4 +213,9 @@ Text = Annotated[str, BeforeValidator(lambda value: text(value) if isinstance(va
 Wheel = Annotated[str, BeforeValidator(_wheel)]
 Sha256 = Annotated[str, BeforeValidator(_sha256)]
 Url = Annotated[str, BeforeValidator(_url)]
+Endpoint = Annotated[
+    Any,
+    BeforeValidator(_endpoint),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^/"}, {"const": False}]}),
+]
 RelativeFile = Annotated[str, BeforeValidator(_relative_file)]

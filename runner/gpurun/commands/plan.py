@@ -1,0 +1,67 @@
+"""`gpurun plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.cases import check
+from gpurun.config import examine
+from gpurun.errors import ConfigError
+from gpurun.load import load_file
+from gpurun.paths import find_campaign
+from gpurun.plan import build
+from gpurun.plan_text import render_plan
+
+
+def local_facts() -> dict[str, Any]:
+    """What a plan without hosts is made for: this machine, as far as Python knows it, without GPUs."""
+    return {
+        "host": {
+            "name": platform.node(),
+            "hostname": platform.node(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "arch": platform.machine(),
+            "kernel": platform.release(),
+            "home": str(Path("~/.gpurun").expanduser()),
+        },
+        "gpus": [],
+    }
+
+
+def read_facts(path: str) -> dict[str, dict[str, Any]]:
+    """Facts by host name from a JSON file, such as a run's manifest has under `hosts`."""
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read facts from `{path}`: {error}") from None
+    if isinstance(facts, dict) and isinstance(facts.get("hosts"), dict):
+        facts = facts["hosts"]
+    if not isinstance(facts, dict) or not all(isinstance(known, dict) and "host" in known for known in facts.values()):
+        hint = "it is a mapping of host names to what the facts module found, or a run's manifest.json"
+        raise ConfigError(f"`{path}` holds no facts of hosts", hint=hint)
+    return facts
+
+
+@click.command("plan")
+@click.option("-c", "--config", "config", required=True, type=click.Path(), help="The campaign file.")
+@click.option("--variant", "variants", metavar="NAME", multiple=True, help="Only this variant, and the baseline.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change the campaign, typed like the file."
+)
+@click.option("--facts", type=click.Path(), help="Facts of hosts as JSON; default: this machine, without GPUs.")
+@click.option("--json", "as_json", is_flag=True, help="The plan as one JSON document (plan.json).")
+def command(
+    config: str, variants: tuple[str, ...], overrides: tuple[str, ...], facts: str | None, as_json: bool
+) -> None:
+    """Show what a campaign would do: merged settings, exact commands, order, server starts, time. Touches no host."""
+    campaign, cases = check(examine(load_file(find_campaign(config)), overrides), variants)
+    known = read_facts(facts) if facts else {"localhost": local_facts()}
+    plan = build(campaign, cases, known, "RUN")
+    click.echo(plan.model_dump_json(by_alias=True, indent=2) if as_json else render_plan(plan))
