@@ -57,7 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
     def do_GET(self):
         if self.path == "/health" and "hanging-health" in words:
-            print("asked", flush=True)
+            print("asked now", flush=True)
             time.sleep(1.5)
             os._exit(3)
         if self.path == "/health":

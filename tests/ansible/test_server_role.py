@@ -113,8 +113,11 @@ def sample(*words: str) -> dict[str, Any]:
 def test_one_sample_through_the_roles(tmp_path: Path, home: Path) -> None:
     out = tmp_path / "out.json"
     path = playbook(tmp_path, sample(), out)
-    code, said = play(path, {"gpurun_home": str(home), "gpurun_run_id": "run1"}, GPURUN_SECRET_HF_TOKEN=SECRET)
+    variables = {"gpurun_home": str(home), "gpurun_run_id": "run1"}
+    code, said = play(path, variables, GPURUN_SECRET_HF_TOKEN=SECRET, ANSIBLE_VERBOSITY="3")
     assert code == 0, said
+    start = said.partition("TASK [server : Start the server]")[2].partition("TASK [")[0]
+    assert "EXEC" in start and " PUT " not in start  # a module that is put somewhere has its arguments in a file
     assert SECRET not in said and SECRET not in out.read_text()
     server, load, stopped, locked = json.loads(out.read_text())
     assert locked["held"] and locked["changed"]

@@ -96,14 +96,14 @@ ended:
   type: list
 """
 
-from pathlib import Path  # noqa: E402 (Ansible wants the documentation first)
+from pathlib import Path
 
-from ansible.module_utils import gpurun_locks as locks  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.gpurun_jobs import Job, JobError, check_name, expand_home  # noqa: E402
-from ansible.module_utils.gpurun_spawn import create  # noqa: E402
-from ansible.module_utils.gpurun_stop import purge, still_there, stop  # noqa: E402
-from ansible.module_utils.gpurun_wait import await_end, await_ready  # noqa: E402
+from ansible.module_utils import gpurun_locks as locks
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpurun_jobs import Job, JobError, check_name, expand_home
+from ansible.module_utils.gpurun_spawn import create
+from ansible.module_utils.gpurun_stop import purge, still_there, stop
+from ansible.module_utils.gpurun_wait import await_end, await_ready
 
 _DEFAULT_STOP_S = 60.0
 

@@ -39,9 +39,9 @@ holder: {description: The lock of the run that holds the host instead., returned
 ended: {description: What an earlier run or controller had left and was ended., returned: for V(held), type: list}
 """
 
-from ansible.module_utils import gpurun_locks as locks  # noqa: E402 (Ansible wants the documentation first)
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.gpurun_jobs import JobError, check_name, expand_home  # noqa: E402
+from ansible.module_utils import gpurun_locks as locks
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpurun_jobs import JobError, check_name, expand_home
 
 
 def main() -> None:

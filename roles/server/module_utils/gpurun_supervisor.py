@@ -269,7 +269,8 @@ def supervise(directory: Path) -> None:
     """The whole life of the job in this directory."""
     me = look(os.getpid())
     write_state(directory / "supervisor.json", {"pid": os.getpid(), "born": me.born if me else ""})
-    job = Job(directory, receive_spec(directory / "spec.fifo"))
+    job = Job(directory, receive_spec(directory / "spec.fifo"))  # until here a signal simply ends us
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     ended = directory / "ended.json"
     try:
         reserve(ended)
@@ -299,5 +300,4 @@ def main() -> None:
     os.umask(0o077)
     with contextlib.suppress(OSError):
         os.setsid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     supervise(Path(sys.argv[1]))
