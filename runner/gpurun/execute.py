@@ -15,6 +15,7 @@ from typing import Any
 
 from gpurun import events, steps
 from gpurun.assess import Assessment
+from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ExitCode, HostError, InterruptedRunError
 from gpurun.interrupts import Interrupts
@@ -54,16 +55,16 @@ class BenchResult:
     exit_code: ExitCode
 
 
-def bench(campaign: Campaign, options: BenchOptions, observer: events.Observer) -> BenchResult:
+def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, observer: events.Observer) -> BenchResult:
     """Run a campaign from beginning to end.
 
     Raises HostError where no host can be used, InterruptedRunError after a clean stop on request, ConfigError where the
     facts of the hosts show that the campaign cannot be planned.
     """
     with Interrupts() as interrupts, contextlib.closing(observer):
-        secrets = steps.secret_values(steps.secret_names(campaign))
+        secrets = steps.secret_values({name for case in cases for name in case.server.secrets or []})
         with Controller(options.inventory, limit=options.limit, secrets=secrets) as controller:
-            return _Run(campaign, options, observer, interrupts, controller, secrets).whole()
+            return _Run(campaign, cases, options, observer, interrupts, controller, secrets).whole()
 
 
 class _Run:
@@ -72,6 +73,7 @@ class _Run:
     def __init__(
         self,
         campaign: Campaign,
+        cases: Sequence[Case],
         options: BenchOptions,
         observer: events.Observer,
         interrupts: Interrupts,
@@ -79,6 +81,7 @@ class _Run:
         secrets: Mapping[str, str],
     ) -> None:
         self._campaign = campaign
+        self._cases = cases
         self._options = options
         self._observer = observer
         self._interrupts = interrupts
@@ -90,7 +93,7 @@ class _Run:
     def whole(self) -> BenchResult:
         """Everything, in order."""
         facts = self._preflight()
-        plan = steps.make_plan(self._campaign, facts)
+        plan = steps.make_plan(self._campaign, self._cases, facts)
         results_dir = self._options.results_dir or Path(self._campaign.results.dir)
         store = self._store = steps.open_run(
             plan,
@@ -105,7 +108,13 @@ class _Run:
         count = len(plan.samples)
         self._emit(
             events.RunStarted(
-                plan.run, plan.campaign, str(store.directory), plan.rounds, count, hosts, estimate_s=plan.estimate_s
+                plan.run,
+                plan.campaign,
+                str(store.directory),
+                plan.rounds,
+                count,
+                hosts,
+                estimate_s=plan.estimate.total_s,
             )
         )
         try:

@@ -27,7 +27,12 @@ class Controller(Record):
     @classmethod
     def this(cls) -> Controller:
         """The present process."""
-        return cls(host=socket.gethostname(), pid=os.getpid(), pid_start=_pid_start(os.getpid()))
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Controller:
+        """A process of this machine."""
+        return cls(host=socket.gethostname(), pid=pid, pid_start=_pid_start(pid))
 
     def gone(self) -> bool:
         """Whether that process certainly no longer exists. False on another machine: it cannot be known from here."""

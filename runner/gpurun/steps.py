@@ -15,13 +15,17 @@ from typing import Any
 
 from gpurun import diagnose, parsers, result
 from gpurun.assess import Assessment, assess
+from gpurun.cases import Case, check
+from gpurun.config import Campaign, examine
 from gpurun.errors import ConfigError, ExitCode
+from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest, RunStatus
-from gpurun.plan import Plan
+from gpurun.plan import Plan, build
 from gpurun.result import FailOn
 from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
 
+SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 _FAILED = ("failed", "exited")
 
 
@@ -50,9 +54,54 @@ def open_run(
     return store
 
 
-def run_id() -> str:
-    """An id for a run that starts now."""
-    return new_run_id(time.time())
+def read_campaign(
+    file: Path | str | None = None,
+    data: Mapping[str, Any] | str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    variants: Sequence[str] = (),
+) -> tuple[Campaign, list[Case]]:
+    """A campaign and its cases, from a file, or from what a variable holds (its text, or the mapping itself)."""
+    if file is not None:
+        document = load_file(file)
+    elif data is not None:
+        # A mapping has lost its text; JSON is YAML, and gives complaints a position all the same.
+        document = load_text(data if isinstance(data, str) else json.dumps(data, indent=1), "gpurun_campaign")
+    else:
+        raise ConfigError("no campaign was given", hint="set gpurun_campaign_file or gpurun_campaign")
+    return check(examine(document, overrides), variants)
+
+
+def make_plan(campaign: Campaign, cases: Sequence[Case], facts: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """The plan of a new run on the hosts with these facts."""
+    return build(campaign, cases, facts, new_run_id(time.time()))
+
+
+def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> RunStore:
+    """The run in `run_dir`, as a playbook's worker sees it: the secrets to leave out are in its environment."""
+    known = os.environ if environment is None else environment
+    secrets = [value for name, value in known.items() if name.startswith(SECRET_PREFIX) and value]
+    return RunStore.open(Path(run_dir), secrets)
+
+
+def needs(store: RunStore, host: str) -> dict[str, Any]:
+    """What `host` must have before it measures (`engines`, `models`, `tools`), and the run's `lock` on it."""
+    manifest = store.manifest
+    lock = {"run": manifest.run, "campaign": manifest.campaign, "controller": manifest.controller.model_dump()}
+    return {**store.plan["needs"][host], "lock": lock}
+
+
+def wanted_files(
+    planned: Mapping[str, Any], server: Mapping[str, Any], load: Mapping[str, Any] | None
+) -> dict[str, dict[str, str]]:
+    """Which files and addresses of a host make the sample (the arguments of gpurun_collect)."""
+    files = {"server.log": f"{server['dir']}/log"} if server.get("dir") else {}
+    if load and load.get("dir"):
+        files |= {"client.log": f"{load['dir']}/log", "raw.json": f"{load['dir']}/raw.json"}
+    effective = planned["server"].get("effective")
+    alive = server.get("status") == "ready" and effective
+    urls = {"effective.json": f"http://127.0.0.1:{server['port']}{effective['path']}"} if alive else {}
+    return {"files": files, "urls": urls}
 
 
 def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         try:
-            campaign = steps.read_campaign(self._task.args.get("file"), (task_vars or {}).get("gpurun_campaign"))
+            campaign, _ = steps.read_campaign(self._task.args.get("file"), (task_vars or {}).get("gpurun_campaign"))
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         return {"changed": False, "name": campaign.name, "hosts": campaign.hosts}

@@ -28,8 +28,8 @@ class ActionModule(ActionBase):
             if "gpurun_facts" in variables["hostvars"][host].get("ansible_facts", {})
         }
         try:
-            campaign = steps.read_campaign(self._task.args.get("file"), variables.get("gpurun_campaign"))
-            plan = steps.make_plan(campaign, facts)
+            campaign, cases = steps.read_campaign(self._task.args.get("file"), variables.get("gpurun_campaign"))
+            plan = steps.make_plan(campaign, cases, facts)
             secrets = steps.secret_values(plan.secrets)
             store = steps.open_run(
                 plan,

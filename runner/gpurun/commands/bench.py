@@ -62,10 +62,10 @@ def command(
     from gpurun.terminal import Terminal
     from gpurun.terminal.tables import results_table
 
-    campaign = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
+    campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
     options = BenchOptions(inventory, limit, results, fail_on, command=["gpurun", *sys.argv[1:]])
-    done = bench(campaign, options, terminal.observer())
+    done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
     else:
