@@ -118,7 +118,7 @@ class Fetched:
     def name(self):
         """The one file that is the model, relative to its folder; None where the folder is."""
         if "url" in self.source:
-            return urllib.parse.unquote(urllib.parse.urlsplit(self.source["url"]).path.rpartition("/")[2])
+            return urllib.parse.unquote(urllib.parse.urlsplit(self.source["url"]).path).rpartition("/")[2] or "model"
         name = self.source.get("file")
         return None if name is None or set(name) & set("*?[") else name
 
@@ -163,6 +163,8 @@ class Fetched:
 
 def at_path(source):
     """A model that is on the host already: looked at, never changed."""
+    if not source.get("path"):
+        raise Trouble("bad_model", "the model has no source", "", "name one of wheel, path, url, hf")
     path = Path(source["path"]).expanduser()
     if not path.exists():
         raise Trouble("bad_model", f"{path} does not exist on this host", "", "check `path` in the campaign")
@@ -193,7 +195,7 @@ def main():
     )
     changed, seconds = False, 0.0
     try:
-        if module.params["source"].get("path"):
+        if not any(module.params["source"].get(kind) for kind in ("wheel", "url", "hf")):
             module.exit_json(
                 changed=False, status="complete", files={}, seconds=0.0, **at_path(module.params["source"])
             )

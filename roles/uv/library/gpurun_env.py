@@ -42,7 +42,7 @@ options:
     type: dict
     default: {}
   check:
-    description: Arguments to the environment's Python, in its folder, that must succeed.
+    description: A command that must succeed in the environment's folder, after the installation and after a change.
     type: list
     elements: str
     default: []
@@ -128,7 +128,7 @@ class Environment:
 
     def versions(self):
         """Versions as the environment itself tells them. Trouble where they are not those asked for."""
-        answer = self.ask("-c", _VERSIONS, *self.pins)
+        answer = self.ask([str(self.python), "-c", _VERSIONS, *self.pins])
         if answer.returncode:
             message = f"{self.path} is not usable after the installation"
             raise Trouble("missing_dependency", message, answer.stderr[-2000:])
@@ -152,14 +152,13 @@ class Environment:
     def check(self):
         """Run the check that was asked for."""
         if self.params["check"]:
-            answer = self.ask(*self.params["check"])
+            answer = self.ask(self.params["check"])
             if answer.returncode:
                 lines = (answer.stdout + answer.stderr).splitlines()
                 raise explain(lines, f"{' '.join(self.params['check'])} in {self.path}", answer.returncode)
 
-    def ask(self, *arguments):
-        """Run the environment's Python in its folder."""
-        argv = [str(self.python), *arguments]
+    def ask(self, argv):
+        """Run a command in the environment's folder."""
         return subprocess.run(
             argv, cwd=self.path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
         )
