@@ -34,7 +34,7 @@ def assess(plan: Mapping[str, Any], samples: Sequence[Sample], directory: Path |
     cases = cases_of(planned)
     rules = Rules.of(plan["compare"])
     rounds = int(plan["rounds"])
-    known = {case.case for case in cases}
+    known = {case.id for case in cases}
     samples = [sample for sample in samples if sample.case in known]
     effects = judge(cases, samples, rules)
     loads = {item["benchmark"]: item["load"]["spec"] for item in planned if _spec(item) is not None}
@@ -61,7 +61,7 @@ def run_view(run: str, assessment: Assessment, plan: Mapping[str, Any], hosts: M
         prints[item["case"]] = {
             "tool": (item.get("load") or {}).get("tool"),
             "data": {name: value for name, value in spec.items() if name not in _LOCAL},
-            "model": spec.get("model"),
+            "model": _source((item.get("server") or {}).get("model")) or spec.get("model"),
         }
     hardware = {name: _hardware(facts) for name, facts in hosts.items()}
     return RunView(run, assessment.cases, assessment.samples, prints, hardware)
@@ -70,6 +70,11 @@ def run_view(run: str, assessment: Assessment, plan: Mapping[str, Any], hosts: M
 def _spec(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     spec = (item.get("load") or {}).get("spec")
     return spec if isinstance(spec, Mapping) else None
+
+
+def _source(model: Any) -> Any:
+    """Which model it is, wherever it lies on the host."""
+    return {name: value for name, value in model.items() if name != "path"} if isinstance(model, Mapping) else None
 
 
 def _hardware(facts: Any) -> Any:

@@ -52,7 +52,7 @@ class Case:
 
     variant: str
     benchmark: str
-    case: str
+    id: str
     label: str
     axes: Mapping[str, Any] = field(default_factory=dict)
     expect: str | None = None
@@ -73,14 +73,10 @@ class Effect:
     `expected` marks a failure that the variant declared.
     """
 
-    variant: str
-    benchmark: str
-    case: str
-    label: str
+    case: Case
     metric: str
-    verdict: Verdict
-    better: Literal["higher", "lower"]
-    threshold: float
+    rule: Rule
+    verdict: Verdict = "cannot tell"
     estimate: float | None = None
     interval: tuple[float, float] | None = None
     rounds: int = 0
@@ -90,22 +86,14 @@ class Effect:
     further: int | None = None
     primary: bool = False
     expected: bool = False
-    axes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def cases_of(planned: Iterable[Mapping[str, Any]]) -> list[Case]:
     """The distinct cases of a plan's samples, in their order of first appearance, the baseline first at each point."""
-    seen: dict[tuple[str, str], Case] = {}
+    seen: dict[str, Case] = {}
     for item in planned:
-        case = Case(
-            item["variant"],
-            item["benchmark"],
-            item["case"],
-            item.get("label") or item["benchmark"],
-            item.get("axes") or {},
-            item.get("expect"),
-        )
-        seen.setdefault((case.variant, case.case), case)
+        fields = (item[name] for name in ("variant", "benchmark", "case", "label", "axes", "expect"))
+        seen.setdefault(item["case"], Case(*fields))
     points: dict[tuple[str, str], list[Case]] = {}
     for case in seen.values():
         points.setdefault(case.point, []).append(case)
@@ -131,18 +119,24 @@ def judge(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> lis
     return found
 
 
-def values(samples: Iterable[Sample], case: str, metric: str) -> dict[Key, float]:
+def measured(samples: Iterable[Sample], case: Case) -> list[Sample]:
+    """The samples of a case that have numbers."""
+    return [sample for sample in samples if sample.case == case.id and sample.status == "measured"]
+
+
+def values(samples: Iterable[Sample], case: Case, metric: str) -> dict[Key, float]:
     """What a case measured, by host and round."""
-    return {
-        (sample.host, sample.round): sample.metrics[metric]
-        for sample in samples
-        if sample.case == case and sample.status == "measured" and metric in sample.metrics
-    }
+    return {(s.host, s.round): s.metrics[metric] for s in measured(samples, case) if metric in s.metrics}
 
 
-def failures(samples: Iterable[Sample], case: str) -> list[Sample]:
+def failures(samples: Iterable[Sample], case: Case) -> list[Sample]:
     """The failed samples of a case."""
-    return [sample for sample in samples if sample.case == case and sample.status == "failed"]
+    return [sample for sample in samples if sample.case == case.id and sample.status == "failed"]
+
+
+def failed_altogether(samples: Sequence[Sample], case: Case) -> list[Sample]:
+    """The failed samples of a case that was never measured; nothing where it was."""
+    return [] if measured(samples, case) else failures(samples, case)
 
 
 def failure_class(samples: Sequence[Sample]) -> str:
@@ -151,41 +145,28 @@ def failure_class(samples: Sequence[Sample]) -> str:
 
 
 def _against_baseline(case: Case, baseline: Case | None, samples: Sequence[Sample], metric: str, rule: Rule) -> Effect:
-    after = values(samples, case.case, metric)
-    before = values(samples, baseline.case, metric) if baseline else {}
-    blank = Effect(
-        case.variant,
-        case.benchmark,
-        case.case,
-        case.label,
-        metric,
-        "cannot tell",
-        rule.better,
-        rule.threshold,
-        median=stats.median(list(after.values())) if after else None,
-        baseline=stats.median(list(before.values())) if before else None,
-        axes=case.axes,
-    )
-    failed = failures(samples, case.case)
-    if failed and not any(s.case == case.case and s.status == "measured" for s in samples):
+    after = values(samples, case, metric)
+    before = values(samples, baseline, metric) if baseline else {}
+    blank = Effect(case, metric, rule, median=_median(after), baseline=_median(before))
+    if failed := failed_altogether(samples, case):
         return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
     if baseline is None:
         return replace(blank, verdict="not comparable", reason="no baseline at this point")
-    if not any(s.case == baseline.case and s.status == "measured" for s in samples):
-        lost = failures(samples, baseline.case)
+    if not measured(samples, baseline):
+        lost = failures(samples, baseline)
         why = f"the baseline failed: {failure_class(lost)}" if lost else "the baseline was not measured"
         return replace(blank, verdict="not comparable", reason=why)
     for one in (baseline, case):
-        versions = sorted({str(s.engine["version"]) for s in samples if s.case == one.case and s.engine.get("version")})
+        versions = sorted({str(s.engine["version"]) for s in measured(samples, one) if s.engine.get("version")})
         if len(versions) > 1:
             why = f"{one.variant} was measured with several engine versions: {', '.join(versions)}"
             return replace(blank, verdict="not comparable", reason=why)
     if not after:
         return replace(blank, reason="not measured")
-    return _weigh(blank, before, after, rule)
+    return _weigh(blank, before, after)
 
 
-def _weigh(blank: Effect, before: Mapping[Key, float], after: Mapping[Key, float], rule: Rule) -> Effect:
+def _weigh(blank: Effect, before: Mapping[Key, float], after: Mapping[Key, float]) -> Effect:
     shared = sorted(before.keys() & after.keys())
     rounds = len({number for _, number in shared})
     blocks: dict[str, list[float]] = {}
@@ -206,20 +187,21 @@ def _weigh(blank: Effect, before: Mapping[Key, float], after: Mapping[Key, float
         return replace(blank, reason=f"{_rounds(rounds)} only", further=max(1, stats.MIN_ROUNDS - rounds))
     if not stats.blocks_agree(blocks):
         each = {host: math.expm1(statistics.fmean(group)) for host, group in blocks.items()}
-        if min(each.values()) < -rule.threshold and max(each.values()) > rule.threshold:
+        if min(each.values()) < -blank.rule.threshold and max(each.values()) > blank.rule.threshold:
             told = ", ".join(f"{host} {change:+.1%}" for host, change in each.items())
             return replace(blank, reason=f"the hosts disagree: {told}")
-    return decide(blank, ratio, rule)
+    return _decide(blank, ratio)
 
 
-def decide(blank: Effect, ratio: stats.Ratio, rule: Rule) -> Effect:
+def _decide(blank: Effect, ratio: stats.Ratio) -> Effect:
     """The verdict word for an estimate with its interval."""
-    if (ratio.low > 0 or ratio.high < 0) and abs(ratio.change) > rule.threshold:
-        gained = (ratio.change > 0) == (rule.better == "higher")
+    threshold = blank.rule.threshold
+    if (ratio.low > 0 or ratio.high < 0) and abs(ratio.change) > threshold:
+        gained = (ratio.change > 0) == (blank.rule.better == "higher")
         return replace(blank, verdict="better" if gained else "worse")
-    if -rule.threshold <= ratio.low and ratio.high <= rule.threshold:
+    if -threshold <= ratio.low and ratio.high <= threshold:
         return replace(blank, verdict="no difference found")
-    further = stats.rounds_needed(ratio, rule.threshold)
+    further = stats.rounds_needed(ratio, threshold)
     reason = "" if further is not None else "too close to the threshold, or too noisy, for more rounds to settle it"
     return replace(blank, further=further, reason=reason)
 
@@ -257,28 +239,15 @@ def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
 
 
 def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Case, metric: str, rule: Rule) -> Effect:
-    new = values(after.samples, case.case, metric)
-    old = values(before.samples, partner.case, metric) if partner else {}
-    blank = Effect(
-        case.variant,
-        case.benchmark,
-        case.case,
-        case.label,
-        metric,
-        "cannot tell",
-        rule.better,
-        rule.threshold,
-        rounds=min(len({number for _, number in old}), len({number for _, number in new})),
-        median=stats.median(list(new.values())) if new else None,
-        baseline=stats.median(list(old.values())) if old else None,
-        axes=case.axes,
-    )
-    lost = failures(after.samples, case.case)
-    if lost and not any(s.case == case.case and s.status == "measured" for s in after.samples):
-        return replace(blank, verdict="failed", reason=failure_class(lost), expected=_all_expected(lost))
+    new = values(after.samples, case, metric)
+    old = values(before.samples, partner, metric) if partner else {}
+    rounds = min(len({number for _, number in old}), len({number for _, number in new}))
+    blank = Effect(case, metric, rule, median=_median(new), baseline=_median(old), rounds=rounds)
+    if failed := failed_altogether(after.samples, case):
+        return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
     if partner is None:
         return replace(blank, verdict="not comparable", reason=f"not in {before.run}")
-    differing = _differing(before.fingerprints.get(partner.case, {}), after.fingerprints.get(case.case, {}))
+    differing = _differing(before.fingerprints.get(partner.id, {}), after.fingerprints.get(case.id, {}))
     shared = before.hosts.keys() & after.hosts.keys()
     differing += [f"host {host}" for host in sorted(shared) if before.hosts[host] != after.hosts[host]]
     if differing:
@@ -301,7 +270,11 @@ def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Ca
     blank = replace(blank, estimate=ratio.change, interval=(ratio.low, ratio.high))
     if blank.rounds < stats.MIN_ROUNDS:
         return replace(blank, reason=f"{_rounds(blank.rounds)} only", further=stats.MIN_ROUNDS - blank.rounds)
-    return decide(blank, ratio, rule)
+    return _decide(blank, ratio)
+
+
+def _median(numbers: Mapping[Key, float]) -> float | None:
+    return stats.median(list(numbers.values())) if numbers else None
 
 
 def _all_expected(failed: Sequence[Sample]) -> bool:

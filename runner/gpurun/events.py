@@ -6,7 +6,6 @@ unix seconds and come with the call, so that observers need no clock of their ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -119,25 +118,6 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """The run is over, by whatever way; may be called twice."""
-
-
-class Observers:
-    """Several observers as one."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def on_event(self, event: Event, now: float) -> None:
-        for observer in self._observers:
-            observer.on_event(event, now)
-
-    def tick(self, now: float) -> None:
-        for observer in self._observers:
-            observer.tick(now)
-
-    def close(self) -> None:
-        for observer in self._observers:
-            observer.close()
 
 
 def record(event: Event, now: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpurun import stats
-from gpurun.compare import BASELINE, Case, Effect, Rules, failure_class, failures, values
+from gpurun.compare import BASELINE, Case, Effect, Rules, failure_class, failures, measured, values
 from gpurun.samples import Sample
 
 
@@ -50,7 +50,7 @@ def _too_few_rounds(effects: Sequence[Effect], samples: Sequence[Sample], rounds
 
 def _unexpected_success(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
     for variant, mine in _by_variant(cases).items():
-        odd = [c for c in mine if c.expect and any(s.case == c.case and s.status == "measured" for s in samples)]
+        odd = [c for c in mine if c.expect and measured(samples, c)]
         if odd:
             where = _labels(odd)
             yield f"{variant} was expected to fail ({odd[0].expect}) and was measured at {where}: remove its `expect:`"
@@ -60,11 +60,11 @@ def _partial_failures(cases: Sequence[Case], samples: Sequence[Sample]) -> Itera
     for variant, mine in _by_variant(cases).items():
         partial = []
         for case in mine:
-            if any(s.case == case.case and s.status == "measured" for s in samples):
-                partial += [case] if failures(samples, case.case) else []
-        failed = [sample for case in partial for sample in failures(samples, case.case)]
+            if measured(samples, case) and failures(samples, case):
+                partial.append(case)
+        failed = [sample for case in partial for sample in failures(samples, case)]
         if failed:
-            share = f"{len(failed)} of {sum(s.case in {c.case for c in partial} for s in samples)} samples"
+            share = f"{len(failed)} of {sum(s.case in {c.id for c in partial} for s in samples)} samples"
             yield f"{variant} at {_labels(partial)} failed in {share} ({failure_class(failed)}): judged on the rest"
 
 
@@ -82,7 +82,7 @@ def _outliers(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) ->
     for variant, mine in _by_variant(cases).items():
         found: list[tuple[float, str]] = []
         for case in mine:
-            for host, numbers in _by_host(values(samples, case.case, rules.primary)).items():
+            for host, numbers in _by_host(values(samples, case, rules.primary)).items():
                 middle = stats.median(list(numbers.values()))
                 for number in (list(numbers)[index] for index in stats.outliers(list(numbers.values()))):
                     off = numbers[number] / middle - 1 if middle else 0.0
@@ -97,11 +97,11 @@ def _outliers(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) ->
 def _spread(cases: Sequence[Case], samples: Sequence[Sample], effects: Sequence[Effect], rules: Rules) -> Iterator[str]:
     """Only where it keeps a verdict open: a clear difference needs no quieter baseline."""
     threshold = rules.metrics[rules.primary].threshold
-    unclear = {e.label for e in effects if e.primary and e.verdict == "cannot tell" and e.interval is not None}
+    unclear = {e.case.label for e in effects if e.primary and e.verdict == "cannot tell" and e.interval is not None}
     noisy: dict[str, float] = {}
     for case in cases:
         if case.variant == BASELINE and case.label in unclear:
-            by_host = _by_host(values(samples, case.case, rules.primary))
+            by_host = _by_host(values(samples, case, rules.primary))
             spreads = [s for numbers in by_host.values() if (s := stats.spread(list(numbers.values()))) is not None]
             if spreads and statistics.fmean(spreads) > threshold / 2:
                 noisy[case.label] = statistics.fmean(spreads)
@@ -112,7 +112,7 @@ def _spread(cases: Sequence[Case], samples: Sequence[Sample], effects: Sequence[
 
 def _errors(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
     for variant, mine in _by_variant(cases).items():
-        worst = max((v for case in mine for v in values(samples, case.case, "error_rate").values()), default=0.0)
+        worst = max((v for case in mine for v in values(samples, case, "error_rate").values()), default=0.0)
         if worst > 0:
             yield f"{variant}: up to {_percent(worst)} of the requests of a sample failed, within the limit"
 
@@ -123,9 +123,9 @@ def _taints(samples: Sequence[Sample]) -> Iterator[str]:
         yield f"{variant}: {count} sample{'s' if count > 1 else ''} tainted: {taint}"
 
 
-def _by_host(measured: Mapping[tuple[str, int], float]) -> dict[str, dict[int, float]]:
+def _by_host(numbers: Mapping[tuple[str, int], float]) -> dict[str, dict[int, float]]:
     grouped: dict[str, dict[int, float]] = {}
-    for (host, number), value in sorted(measured.items()):
+    for (host, number), value in sorted(numbers.items()):
         grouped.setdefault(host, {})[number] = value
     return grouped
 

@@ -73,7 +73,7 @@ def regressed(effects: Sequence[Effect]) -> list[Effect]:
 
 def unexpected(cases: Sequence[Case], samples: Sequence[Sample]) -> list[Sample]:
     """The samples that ended otherwise than declared: failures that nobody expected, numbers where a failure was."""
-    expect = {case.case: case.expect for case in cases}
+    expect = {case.id: case.expect for case in cases}
     return [
         sample
         for sample in samples
@@ -107,9 +107,9 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 def _effect(effect: Effect) -> dict[str, Any]:
     return {
-        "variant": effect.variant,
-        "benchmark": effect.benchmark,
-        "case": effect.case,
+        "variant": effect.case.variant,
+        "benchmark": effect.case.benchmark,
+        "case": effect.case.id,
         "metric": effect.metric,
         "estimate": _finite(effect.estimate),
         "interval": None if effect.interval is None else [_finite(end) for end in effect.interval],

@@ -97,7 +97,7 @@ def test_a_point_without_baseline_is_not_compared_with_another_point() -> None:
     plan = stored.plan({"baseline": BASE, "v": BASE}, points=(4, 16))
     plan["samples"] = [s for s in plan["samples"] if s["case"] != "baseline-chat-16"]
     samples = [s for s in stored.samples({"baseline": BASE, "v": BASE}, points=(4, 16)) if s.case != "baseline-chat-16"]
-    words = {e.label: (e.verdict, e.reason) for e in assess(plan, samples).effects if e.primary}
+    words = {e.case.label: (e.verdict, e.reason) for e in assess(plan, samples).effects if e.primary}
     assert words["chat@4"][0] == "no difference found"
     assert words["chat@16"] == ("not comparable", "no baseline at this point")
 
@@ -178,7 +178,7 @@ def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = Non
 
 def test_two_runs_are_compared_case_by_case() -> None:
     found = two()
-    assert (found.verdict, found.variant) == ("better", "baseline")
+    assert (found.verdict, found.case.variant) == ("better", "baseline")
     assert found.estimate == pytest.approx(0.1)
 
 

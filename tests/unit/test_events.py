@@ -1,4 +1,4 @@
-"""Events are plain data: each can be written as one JSON line, and several observers see the same thing."""
+"""Events are plain data: each can be written as one JSON line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gpurun.events import (
     Event,
     HostLost,
     Notice,
-    Observers,
     RunFinished,
     RunStarted,
     SampleFinished,
@@ -57,27 +56,3 @@ def test_a_finished_sample_is_named_with_its_failure() -> None:
     known = record(SampleFinished(WHERE, FAILED), 0.0)
     assert (known["status"], known["failure"], known["where"]["host"]) == ("failed", "oom_gpu", "gpu-1")
     assert "sample" not in known
-
-
-def test_observers_pass_everything_on() -> None:
-    seen: list[object] = []
-
-    class Spy:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def on_event(self, event: Event, now: float) -> None:
-            seen.append((self.name, event, now))
-
-        def tick(self, now: float) -> None:
-            seen.append((self.name, now))
-
-        def close(self) -> None:
-            seen.append((self.name, "close"))
-
-    both = Observers([Spy("a"), Spy("b")])
-    notice = Notice("x")
-    both.on_event(notice, 1.0)
-    both.tick(2.0)
-    both.close()
-    assert seen == [("a", notice, 1.0), ("b", notice, 1.0), ("a", 2.0), ("b", 2.0), ("a", "close"), ("b", "close")]

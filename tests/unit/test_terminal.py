@@ -263,6 +263,16 @@ def test_a_live_block_on_a_terminal_leaves_no_trace_but_failures() -> None:
     """On a real pseudo-terminal: the block is drawn, and taken away; an unexpected failure stays."""
     leader, follower = os.openpty()
     with os.fdopen(follower, "w", encoding="utf-8") as stderr:
+
+        def shown(end: str) -> str:
+            """Everything written so far; `end` is written to know where that is."""
+            stderr.write(end)
+            stderr.flush()
+            seen = b""
+            while not seen.endswith(end.encode()):
+                seen += os.read(leader, 4096)
+            return seen.decode()
+
         terminal = Terminal("auto", io.StringIO(), stderr, environ={"TERM": "xterm"})
         assert terminal.live
         observer = terminal.observer()
@@ -270,12 +280,10 @@ def test_a_live_block_on_a_terminal_leaves_no_trace_but_failures() -> None:
             observer.on_event(event, NOON + step)
         observer.on_event(SampleStage(WHERE, "measuring"), NOON + 9)
         observer.tick(NOON + 10)
-        stderr.flush()
-        seen = os.read(leader, 1 << 16).decode()
+        seen = shown("<seen>")
         observer.close()
         observer.close()
-        stderr.flush()
-        last = os.read(leader, 1 << 16).decode()
+        last = shown("<last>")
     os.close(leader)
     assert "3/25" in seen
     assert "last 5 390 tok/s" in seen

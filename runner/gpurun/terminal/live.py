@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished
 from gpurun.terminal.plain import describe, where_text
 from gpurun.terminal.progress import Progress
-from gpurun.terminal.text import about, duration, escape
+from gpurun.terminal.text import about, duration, escape, in_ascii
 
 _MOST_HOSTS = 12
 _MIN_REDRAW_S = 0.1
+_BAR = 16  # characters
 
 
 class LiveObserver:
@@ -53,30 +52,32 @@ class LiveObserver:
     def _keep(self, event: Event, now: float) -> None:
         line = describe(event, self._progress, now)
         if line is not None:
-            self._console.print(Text(line, style="red" if isinstance(event, (HostLost, SampleFinished)) else ""))
+            text = self._line(line, "red" if isinstance(event, (HostLost, SampleFinished)) else "", wraps=True)
+            self._console.print(text)
 
     def _block(self, now: float) -> RenderableType:
         progress = self._progress
-        head = Table.grid(padding=(0, 2))
         left = progress.left(now)
         round_now = max((a.where.round for a in progress.active.values() if a.where), default=0)
-        cells: list[RenderableType] = [
-            Text(f"round {round_now}/{progress.rounds}" if round_now else "getting ready"),
-            ProgressBar(total=max(1, progress.samples), completed=progress.done, width=24),
-            Text(f"{progress.done}/{progress.samples}"),
-            Text(duration(progress.elapsed(now)) + (f", {about(left)} left" if left is not None else ""), style="dim"),
+        filled = _BAR * progress.done // max(1, progress.samples)
+        parts = [
+            f"round {round_now}/{progress.rounds}" if round_now else "getting ready",
+            f"[{'#' * filled}{'.' * (_BAR - filled)}] {progress.done}/{progress.samples}",
+            duration(progress.elapsed(now)) + (f", {about(left)} left" if left is not None else ""),
+            f"last {escape(progress.last_number)}" if progress.last_number else "",
         ]
-        if progress.last_number:
-            cells.append(Text(f"last {escape(progress.last_number)}", style="dim"))
-        head.add_row(*cells)
-        lines: list[RenderableType] = [head]
+        lines = [self._line("  ".join(part for part in parts if part), "bold")]
         active = list(progress.active.items())
         for host, activity in active[:_MOST_HOSTS]:
             place = where_text(activity.where, progress) if activity.where else escape(host)
-            lines.append(Text(f"  {place}  {activity.text(now)}".rstrip(), no_wrap=True, overflow="ellipsis"))
+            lines.append(self._line(f"  {place}  {activity.text(now)}" if place else f"  {activity.text(now)}"))
         if len(active) > _MOST_HOSTS:
-            lines.append(Text(f"  and {len(active) - _MOST_HOSTS} more hosts", style="dim"))
+            lines.append(self._line(f"  and {len(active) - _MOST_HOSTS} more hosts"))
         return Group(*lines)
+
+    def _line(self, text: str, style: str = "", *, wraps: bool = False) -> Text:
+        readable = text if self._console.encoding.lower().startswith("utf") else in_ascii(text)
+        return Text(readable, style=style, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
 
 
 def _unexpected(event: Event) -> bool:

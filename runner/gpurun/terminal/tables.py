@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpurun import stats
 from gpurun.assess import Assessment
-from gpurun.compare import BASELINE, Case, Effect, failure_class, failures, values
+from gpurun.compare import Case, Effect, failed_altogether, failure_class, measured, values
 from gpurun.samples import Sample
 from gpurun.store import RunSummary
 from gpurun.terminal.text import (
@@ -56,15 +56,15 @@ def results_table(report: Assessment) -> RenderableType:
 def comparison_table(before: str, after: str, effects: Sequence[Effect], notes: Sequence[str]) -> RenderableType:
     """One run against another: each case's medians, the effect and the verdict."""
     blocks: list[RenderableType] = [Text(f"{escape(after)} against {escape(before)}", style="bold")]
-    for label in dict.fromkeys((effect.label, effect.metric) for effect in effects if effect.primary):
-        rows = [effect for effect in effects if (effect.label, effect.metric) == label]
+    for label in dict.fromkeys((effect.case.label, effect.metric) for effect in effects if effect.primary):
+        rows = [effect for effect in effects if (effect.case.label, effect.metric) == label]
         blocks += [Text(), Text(f"{escape(label[0])} · {_direction(rows[0])}", style="bold")]
         table = _table("variant", "before", "after", "change", "verdict")
         widths = _widths(rows)
         for effect in rows:
             cells = (number(effect.baseline), number(effect.median), _change(effect, widths))
-            table.add_row(escape(effect.variant), *cells, _verdict(effect))
-        blocks += [Padding(table, (0, 0, 0, 2)), *_others([e for e in effects if e.label == label[0]])]
+            table.add_row(escape(effect.case.variant), *cells, _verdict(effect))
+        blocks += [Padding(table, (0, 0, 0, 2)), *_others([e for e in effects if e.case.label == label[0]])]
     if notes:
         blocks += [Text(), notes_block(notes)]
     return Group(*blocks)
@@ -87,25 +87,25 @@ def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
 
 
 def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
-    effects = {(effect.case, effect.metric): effect for effect in report.effects}
+    effects = {(effect.case.id, effect.metric): effect for effect in report.effects}
     primary = report.rules.primary
-    here = [effect for case in cases if (effect := effects.get((case.case, primary))) is not None]
+    here = [effect for case in cases if (effect := effects.get((case.id, primary))) is not None]
     table = _table("variant", "median", "vs baseline", "verdict")
     widths = _widths(here)
     for case in cases:
-        effect = effects.get((case.case, primary))
-        measured = list(values(report.samples, case.case, primary).values())
-        median = number(stats.median(measured)) if measured else MISSING
+        effect = effects.get((case.id, primary))
+        numbers = list(values(report.samples, case, primary).values())
+        median = number(stats.median(numbers)) if numbers else MISSING
         if effect is not None:
             table.add_row(escape(case.variant), median, _change(effect, widths), _verdict(effect))
         else:
             table.add_row(escape(case.variant), median, "", _own_state(report, case))
-    everything = [effect for case in cases for effect in report.effects if effect.case == case.case]
+    everything = [effect for case in cases for effect in report.effects if effect.case == case]
     return Group(_heading(report, cases), Padding(table, (0, 0, 0, 2)), *_others(everything))
 
 
 def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
-    here = [s for s in report.samples if any(s.case == case.case for case in cases) and s.status == "measured"]
+    here = [sample for case in cases for sample in measured(report.samples, case)]
     seen = len({sample.round for sample in here})
     rounds = plural(seen, "round") if seen >= report.rounds else f"{seen} of {plural(report.rounds, 'round')}"
     parts = [f"{rounds}, interleaved"]
@@ -121,10 +121,8 @@ def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
 
 
 def _own_state(report: Assessment, case: Case) -> Text:
-    failed = failures(report.samples, case.case)
-    if failed and not any(s.case == case.case and s.status == "measured" for s in report.samples):
-        return Text(f"✗ failed: {failure_class(failed)}", style="red")
-    return Text("" if case.variant == BASELINE else "? not judged")
+    failed = failed_altogether(report.samples, case)
+    return Text(f"✗ failed: {failure_class(failed)}", style="red") if failed else Text()
 
 
 def _verdict(effect: Effect) -> Text:
@@ -148,7 +146,7 @@ def _others(effects: Sequence[Effect]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for effect in effects:
         if not effect.primary and effect.verdict in ("better", "worse") and effect.estimate is not None:
-            told = f"{escape(effect.variant)}: {metric_value(effect.metric, effect.median)}, {_change(effect)} "
+            told = f"{escape(effect.case.variant)}: {metric_value(effect.metric, effect.median)}, {_change(effect)} "
             lines.append(_hanging("  also ", Text(told).append_text(_verdict(effect))))
     return lines
 
@@ -182,7 +180,7 @@ def _failures(report: Assessment) -> list[RenderableType]:
 
 
 def _direction(effect: Effect) -> str:
-    return f"{metric_name(effect.metric)} ({effect.better} is better) · limit {limit(effect.threshold)}"
+    return f"{metric_name(effect.metric)} ({effect.rule.better} is better) · limit {limit(effect.rule.threshold)}"
 
 
 def _widths(effects: Sequence[Effect]) -> tuple[int, int, int]:
