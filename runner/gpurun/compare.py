@@ -19,6 +19,7 @@ from gpurun.samples import Sample
 BASELINE = "baseline"
 Verdict = Literal["better", "worse", "no difference found", "cannot tell", "not comparable", "failed"]
 Key = tuple[str, int]  # host and round: what makes two samples a pair
+ByCase = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
@@ -107,34 +108,43 @@ def judge(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> lis
     left out of the estimate, and are reported in `notes`.
     """
     baselines = {case.point: case for case in cases if case.variant == BASELINE}
+    index = by_case(samples)
     found: list[Effect] = []
     for case in cases:
         if case.variant == BASELINE:
             continue
         baseline = baselines.get(case.point)
         for metric, rule in _primary_first(rules):
-            effect = _against_baseline(case, baseline, samples, metric, rule)
+            effect = _against_baseline(case, baseline, index, metric, rule)
             if metric == rules.primary or effect.median is not None or effect.baseline is not None:
                 found.append(replace(effect, primary=metric == rules.primary))
     return found
 
 
-def measured(samples: Iterable[Sample], case: Case) -> list[Sample]:
+def by_case(samples: Iterable[Sample]) -> ByCase:
+    """Samples grouped by the id of their case: what the functions below look them up in."""
+    grouped: dict[str, list[Sample]] = {}
+    for sample in samples:
+        grouped.setdefault(sample.case, []).append(sample)
+    return grouped
+
+
+def measured(samples: ByCase, case: Case) -> list[Sample]:
     """The samples of a case that have numbers."""
-    return [sample for sample in samples if sample.case == case.id and sample.status == "measured"]
+    return [sample for sample in samples.get(case.id, ()) if sample.status == "measured"]
 
 
-def values(samples: Iterable[Sample], case: Case, metric: str) -> dict[Key, float]:
+def values(samples: ByCase, case: Case, metric: str) -> dict[Key, float]:
     """What a case measured, by host and round."""
     return {(s.host, s.round): s.metrics[metric] for s in measured(samples, case) if metric in s.metrics}
 
 
-def failures(samples: Iterable[Sample], case: Case) -> list[Sample]:
+def failures(samples: ByCase, case: Case) -> list[Sample]:
     """The failed samples of a case."""
-    return [sample for sample in samples if sample.case == case.id and sample.status == "failed"]
+    return [sample for sample in samples.get(case.id, ()) if sample.status == "failed"]
 
 
-def failed_altogether(samples: Sequence[Sample], case: Case) -> list[Sample]:
+def failed_altogether(samples: ByCase, case: Case) -> list[Sample]:
     """The failed samples of a case that was never measured; nothing where it was."""
     return [] if measured(samples, case) else failures(samples, case)
 
@@ -144,7 +154,7 @@ def failure_class(samples: Sequence[Sample]) -> str:
     return Counter(sample.failure.klass if sample.failure else "unknown" for sample in samples).most_common(1)[0][0]
 
 
-def _against_baseline(case: Case, baseline: Case | None, samples: Sequence[Sample], metric: str, rule: Rule) -> Effect:
+def _against_baseline(case: Case, baseline: Case | None, samples: ByCase, metric: str, rule: Rule) -> Effect:
     after = values(samples, case, metric)
     before = values(samples, baseline, metric) if baseline else {}
     blank = Effect(case, metric, rule, median=_median(after), baseline=_median(before))
@@ -228,22 +238,31 @@ def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
     other load) is part of the effect. Not comparable where tool, data, model or hosts differ.
     """
     earlier = {(case.variant, *case.point): case for case in before.cases}
+    indices = by_case(before.samples), by_case(after.samples)
     found: list[Effect] = []
     for case in after.cases:
         partner = earlier.get((case.variant, *case.point))
         for metric, rule in _primary_first(rules):
-            effect = _across_runs(before, after, partner, case, metric, rule)
+            effect = _across_runs(before, after, partner, case, metric, rule, indices)
             if metric == rules.primary or effect.median is not None:
                 found.append(replace(effect, primary=metric == rules.primary))
     return found
 
 
-def _across_runs(before: RunView, after: RunView, partner: Case | None, case: Case, metric: str, rule: Rule) -> Effect:
-    new = values(after.samples, case, metric)
-    old = values(before.samples, partner, metric) if partner else {}
+def _across_runs(
+    before: RunView,
+    after: RunView,
+    partner: Case | None,
+    case: Case,
+    metric: str,
+    rule: Rule,
+    samples: tuple[ByCase, ByCase],
+) -> Effect:
+    old = values(samples[0], partner, metric) if partner else {}
+    new = values(samples[1], case, metric)
     rounds = min(len({number for _, number in old}), len({number for _, number in new}))
     blank = Effect(case, metric, rule, median=_median(new), baseline=_median(old), rounds=rounds)
-    if failed := failed_altogether(after.samples, case):
+    if failed := failed_altogether(samples[1], case):
         return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
     if partner is None:
         return replace(blank, verdict="not comparable", reason=f"not in {before.run}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpurun import stats
-from gpurun.compare import BASELINE, Case, Effect, Rules, failure_class, failures, measured, values
+from gpurun.compare import BASELINE, ByCase, Case, Effect, Rules, by_case, failure_class, failures, measured, values
 from gpurun.samples import Sample
 
 
@@ -25,14 +25,15 @@ def notes(
     loads: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[str]:
     """Every note that applies. `rounds` is how many were planned, `loads` each benchmark's load settings (`warmup`)."""
+    index = by_case(samples)
     found = [
         *_too_few_rounds(effects, samples, rounds),
-        *_unexpected_success(cases, samples),
-        *_partial_failures(cases, samples),
-        *_no_warmup(cases, samples, loads or {}),
-        *_outliers(cases, samples, rules),
-        *_spread(cases, samples, effects, rules),
-        *_errors(cases, samples),
+        *_unexpected_success(cases, index),
+        *_partial_failures(cases, index),
+        *_no_warmup(cases, index, loads or {}),
+        *_outliers(cases, index, rules),
+        *_spread(cases, index, effects, rules),
+        *_errors(cases, index),
         *_taints(samples),
     ]
     return list(dict.fromkeys(found))
@@ -48,7 +49,7 @@ def _too_few_rounds(effects: Sequence[Effect], samples: Sequence[Sample], rounds
         yield f"the run ended before its {rounds} rounds were measured: `gpurun bench --resume RUN` goes on"
 
 
-def _unexpected_success(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
+def _unexpected_success(cases: Sequence[Case], samples: ByCase) -> Iterator[str]:
     for variant, mine in _by_variant(cases).items():
         odd = [c for c in mine if c.expect and measured(samples, c)]
         if odd:
@@ -56,7 +57,7 @@ def _unexpected_success(cases: Sequence[Case], samples: Sequence[Sample]) -> Ite
             yield f"{variant} was expected to fail ({odd[0].expect}) and was measured at {where}: remove its `expect:`"
 
 
-def _partial_failures(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
+def _partial_failures(cases: Sequence[Case], samples: ByCase) -> Iterator[str]:
     for variant, mine in _by_variant(cases).items():
         partial = []
         for case in mine:
@@ -64,20 +65,22 @@ def _partial_failures(cases: Sequence[Case], samples: Sequence[Sample]) -> Itera
                 partial.append(case)
         failed = [sample for case in partial for sample in failures(samples, case)]
         if failed:
-            share = f"{len(failed)} of {sum(s.case in {c.id for c in partial} for s in samples)} samples"
+            share = f"{len(failed)} of {sum(len(samples[case.id]) for case in partial)} samples"
             yield f"{variant} at {_labels(partial)} failed in {share} ({failure_class(failed)}): judged on the rest"
 
 
-def _no_warmup(
-    cases: Sequence[Case], samples: Sequence[Sample], loads: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
+def _no_warmup(cases: Sequence[Case], samples: ByCase, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for benchmark in dict.fromkeys(case.benchmark for case in cases):
         load = loads.get(benchmark)
-        if load is not None and not load.get("warmup") and any(s.benchmark == benchmark for s in samples):
+        if (
+            load is not None
+            and not load.get("warmup")
+            and any(case.id in samples for case in cases if case.benchmark == benchmark)
+        ):
             yield f"{benchmark} has no warm-up, so a server's first requests count: `warmup: 4` sets them apart"
 
 
-def _outliers(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> Iterator[str]:
+def _outliers(cases: Sequence[Case], samples: ByCase, rules: Rules) -> Iterator[str]:
     rule = rules.metrics[rules.primary]
     for variant, mine in _by_variant(cases).items():
         found: list[tuple[float, str]] = []
@@ -94,7 +97,7 @@ def _outliers(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) ->
             yield f"{variant}: {what} kept in the estimate"
 
 
-def _spread(cases: Sequence[Case], samples: Sequence[Sample], effects: Sequence[Effect], rules: Rules) -> Iterator[str]:
+def _spread(cases: Sequence[Case], samples: ByCase, effects: Sequence[Effect], rules: Rules) -> Iterator[str]:
     """Only where it keeps a verdict open: a clear difference needs no quieter baseline."""
     threshold = rules.metrics[rules.primary].threshold
     unclear = {e.case.label for e in effects if e.primary and e.verdict == "cannot tell" and e.interval is not None}
@@ -110,7 +113,7 @@ def _spread(cases: Sequence[Case], samples: Sequence[Sample], effects: Sequence[
         yield f"{varies}: longer samples or more rounds narrow the intervals"
 
 
-def _errors(cases: Sequence[Case], samples: Sequence[Sample]) -> Iterator[str]:
+def _errors(cases: Sequence[Case], samples: ByCase) -> Iterator[str]:
     for variant, mine in _by_variant(cases).items():
         worst = max((v for case in mine for v in values(samples, case, "error_rate").values()), default=0.0)
         if worst > 0:

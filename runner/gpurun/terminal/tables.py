@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpurun import stats
 from gpurun.assess import Assessment
-from gpurun.compare import Case, Effect, failed_altogether, failure_class, measured, values
+from gpurun.compare import ByCase, Case, Effect, by_case, failed_altogether, failure_class, measured, values
 from gpurun.samples import Sample
 from gpurun.store import RunSummary
 from gpurun.terminal.text import (
@@ -43,9 +43,13 @@ def results_table(report: Assessment) -> RenderableType:
     points: dict[tuple[str, str], list[Case]] = {}
     for case in report.cases:
         points.setdefault(case.point, []).append(case)
+    index = by_case(report.samples)
+    effects: dict[str, list[Effect]] = {}
+    for effect in report.effects:
+        effects.setdefault(effect.case.id, []).append(effect)
     blocks: list[RenderableType] = []
     for cases in points.values():
-        blocks += [_point(report, cases), Text()]
+        blocks += [_point(report, index, effects, cases), Text()]
     for block in _failures(report):
         blocks += [block, Text()]
     if report.notes:
@@ -86,26 +90,27 @@ def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
     return table
 
 
-def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
-    effects = {(effect.case.id, effect.metric): effect for effect in report.effects}
-    primary = report.rules.primary
-    here = [effect for case in cases if (effect := effects.get((case.id, primary))) is not None]
+def _point(
+    report: Assessment, index: ByCase, effects: Mapping[str, Sequence[Effect]], cases: Sequence[Case]
+) -> RenderableType:
+    here = [effect for case in cases for effect in effects.get(case.id, ())]
+    primary = {effect.case.id: effect for effect in here if effect.primary}
+    widths = _widths(list(primary.values()))
     table = _table("variant", "median", "vs baseline", "verdict")
-    widths = _widths(here)
     for case in cases:
-        effect = effects.get((case.id, primary))
-        numbers = list(values(report.samples, case, primary).values())
+        numbers = list(values(index, case, report.rules.primary).values())
         median = number(stats.median(numbers)) if numbers else MISSING
-        if effect is not None:
-            table.add_row(escape(case.variant), median, _change(effect, widths), _verdict(effect))
+        if case.id in primary:
+            cells = _change(primary[case.id], widths), _verdict(primary[case.id])
         else:
-            table.add_row(escape(case.variant), median, "", _own_state(report, case))
-    everything = [effect for case in cases for effect in report.effects if effect.case == case]
-    return Group(_heading(report, cases), Padding(table, (0, 0, 0, 2)), *_others(everything))
+            failed = failed_altogether(index, case)
+            cells = "", Text(f"✗ failed: {failure_class(failed)}" if failed else "", style="red")
+        table.add_row(escape(case.variant), median, *cells)
+    return Group(_heading(report, index, cases), Padding(table, (0, 0, 0, 2)), *_others(here))
 
 
-def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
-    here = [sample for case in cases for sample in measured(report.samples, case)]
+def _heading(report: Assessment, index: ByCase, cases: Sequence[Case]) -> Text:
+    here = [sample for case in cases for sample in measured(index, case)]
     seen = len({sample.round for sample in here})
     rounds = plural(seen, "round") if seen >= report.rounds else f"{seen} of {plural(report.rounds, 'round')}"
     parts = [f"{rounds}, interleaved"]
@@ -118,11 +123,6 @@ def _heading(report: Assessment, cases: Sequence[Case]) -> Text:
         name += f" ({rule.better} is better)"
         parts.append(f"limit {limit(rule.threshold)}")
     return Text(" · ".join((escape(cases[0].label), name, *parts)), style="bold")
-
-
-def _own_state(report: Assessment, case: Case) -> Text:
-    failed = failed_altogether(report.samples, case)
-    return Text(f"✗ failed: {failure_class(failed)}", style="red") if failed else Text()
 
 
 def _verdict(effect: Effect) -> Text:
