@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.hosts import HostFleet, TestHost
-from tests.hosts.slots import cgroup_roots
+from tests.hosts.slots import NSPAWN, cgroup_roots
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -125,6 +125,8 @@ def test_options_reach_the_hosts(bootable: None, tmp_path: Path) -> None:
         assert fleet[0].exec(["cat", "/etc/hostname", "/srv/wheels/wheel"]).stdout == "odd\nw"
         assert "Read-only" in fleet[0].exec(["touch", "/srv/wheels/new"], check=False).stderr
         fleet[0].exec(["touch", "/srv/cache/new"])
+        fleet[0].reboot()
+        fleet[0].exec(["test", "-e", "/srv/cache/new"])
     assert [path.name for path in tmp_path.iterdir()] == ["wheel"]
 
 
@@ -149,9 +151,11 @@ def test_hosts_install_offline_from_a_warm_cache(bootable: None, tmp_path: Path)
 _RUN_AND_TELL = """
 import json, os, sys
 from tests.hosts import HostFleet
-fleet = HostFleet(2).start()
+fleet = HostFleet(2, overlay={os.getcwd(): "/srv/here"}).start()
 try:
-    print(json.dumps([fleet.folder.name, fleet[0].machine]), flush=True)
+    roots = [os.stat(host.root) for host in fleet.hosts]
+    locks = [f"inode-{root.st_dev}:{root.st_ino}" for root in roots]
+    print(json.dumps([fleet.folder.name, fleet[0].machine, locks]), flush=True)
     sys.stdin.read()
 finally:
     fleet.stop()
@@ -169,8 +173,9 @@ def test_nothing_is_left_after_a_dead_test_run(bootable: None, how: signal.Signa
         text=True,
     ) as child:
         assert child.stdout is not None
-        slot, machine = json.loads(child.stdout.readline())
+        slot, machine, locks = json.loads(child.stdout.readline())
         assert any((root / machine).is_dir() for root in cgroup_roots())
+        assert all((NSPAWN / "locks" / lock).exists() for lock in locks)
         child.send_signal(how)
         child.wait(timeout=30)
     if how == signal.SIGINT:
@@ -182,3 +187,4 @@ def test_nothing_is_left_after_a_dead_test_run(bootable: None, how: signal.Signa
     assert f"/gpurun-tests/{slot}/" not in Path("/proc/self/mountinfo").read_text()
     assert not Path(f"/var/tmp/gpurun-tests/{slot}").exists()
     assert not Path(f"/sys/class/net/gpt{slot}").exists()
+    assert not any(path.name in locks for path in NSPAWN.glob("locks/*"))

@@ -157,7 +157,11 @@ class TestHost:
         argv += [f"--machine={self.machine}", f"--hostname={self.name}", "--console=pipe", "--link-journal=no"]
         argv += [f"--network-namespace-path=/run/netns/{self.machine}", "--resolv-conf=off", "--timezone=off"]
         argv += [f"--bind-ro={source}:{target}" for source, target in self._bind.items()]
-        argv += [f"--overlay={source}::{target}" for source, target in self._overlay.items()]
+        # Their upper layers are on the host's own disk: counted there, kept over a reboot, gone with it.
+        for number, (source, target) in enumerate(self._overlay.items()):
+            upper = self.folder / "disk" / f"overlay-{number}" / "upper"
+            upper.mkdir(parents=True, exist_ok=True)
+            argv.append(f"--overlay={source}:{upper}:{target}")
         argv += ["--boot"] if self.kind == "systemd" else ["--as-pid2", "/bin/sh", "-c", _BARE_SSHD]
         groups = [root / self.machine for root in cgroup_roots()]
         for group in groups:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 RUN_FOLDER = Path("/run/gpurun-tests")
 DISK_FOLDER = Path("/var/tmp/gpurun-tests")
+NSPAWN = Path("/run/systemd/nspawn")
 
 
 class Slot:
@@ -62,6 +63,10 @@ class Slot:
         for folder in self.cgroups():
             kill_cgroup(folder)
         for mount in reversed(_mounts_under(self.folder)):
+            with contextlib.suppress(OSError):
+                # systemd-nspawn's lock on this root, which it leaves behind when it is killed.
+                root = Path(mount).stat()
+                (NSPAWN / "locks" / f"inode-{root.st_dev}:{root.st_ino}").unlink(missing_ok=True)
             run("umount", "--lazy", mount)
         for line in run("ip", "netns", "list").stdout.splitlines():
             if line.split()[0].startswith(f"{self.name}-"):
@@ -70,7 +75,7 @@ class Slot:
             run("ip", "link", "del", self.name)
         if shutil.which("nft"):
             run("nft", "delete", "table", "ip", self.name)
-        for propagate in Path("/run/systemd/nspawn/propagate").glob(f"{self.name}-*"):
+        for propagate in (NSPAWN / "propagate").glob(f"{self.name}-*"):
             with contextlib.suppress(OSError):
                 propagate.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
