@@ -12,7 +12,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Optional
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from loadgen import __version__
 from loadgen.prompts import Prompts, server_counter
@@ -21,6 +23,7 @@ from loadgen.spec import Spec, SpecError, read_spec
 from loadgen.window import Pool, Window, arrivals
 from loadgen.wire import Requests, resolve
 
+_SETTLE_S = 0.02  # for the server to accept new connections, so that it is not at that when the first request comes
 _DONE, _NOTHING_MEASURED, _BAD_SPEC = 0, 1, 2
 
 
@@ -33,7 +36,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.number = 0
-        self.window: Optional[Window] = None
+        self.window: Window | None = None
         self.wake_fd, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +84,7 @@ class _Measurement:
     def __init__(self, spec: Spec, raw_path: str) -> None:
         self.spec = spec
         self.raw_path = raw_path
-        self.window: Optional[Window] = None
+        self.window: Window | None = None
         self.signals = _Signals()
         self.head: dict[str, Any] = {
             "schema": "gpurun.load/1",
@@ -98,9 +101,8 @@ class _Measurement:
     def run(self) -> int:
         """Measure and write RAW; returns the exit code. Raises SpecError before anything is sent."""
         try:
-            self._measure()
-        except _Interrupted:
-            pass
+            with suppress(_Interrupted):
+                self._measure()
         except OSError as error:
             self.head["aborted"] = f"no connection to {self.spec.host}:{self.spec.port}: {error}"
         self.signals.release()
@@ -163,6 +165,7 @@ class _Measurement:
         )
         if spec.concurrency:
             pool.fill(min(spec.concurrency, spec.requests or spec.concurrency))
+            time.sleep(_SETTLE_S)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection in mid-window would stop the loop for milliseconds; nothing here makes cycles
@@ -193,18 +196,14 @@ class _Measurement:
 
 def _process_age_s() -> float:
     """Seconds since this process was started, to the kernel's 10 ms."""
-    with open("/proc/self/stat", encoding="ascii") as file:
-        started = int(file.read().rsplit(")", 1)[1].split()[19])
+    started = int(Path("/proc/self/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def _sharpen_timers() -> None:
     """Let waits end within a microsecond of their time, not 50: open loops send when they say. Best effort."""
-    try:
-        with open("/proc/self/timerslack_ns", "w", encoding="ascii") as file:
-            file.write("1000")
-    except OSError:
-        pass
+    with suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1000", encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -10,24 +10,27 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from pathlib import Path
+from typing import Any, Callable
 
 from loadgen.spec import Spec, SpecError
 
 # Common English words, a single token each in the vocabularies of most language models.
-_WORDS = """
+_COMMON = """
 time year people way day man thing woman life child world school state family student group country problem hand part
 place case week company system program question work government number night point home water room mother area money
-story fact month lot right study book eye job word business issue side kind head house service friend father power hour
-game line end member law car city community name president team minute idea body information back parent face others
-level office door health person art war history party result change morning reason research girl guy moment air teacher
-force education foot boy age policy music market sense nation plan college interest death experience effect use class
-control field development role effort rate heart drug show leader light voice wife police mind price report decision
-son view relationship town road arm difference value building action season society tax director position player record
-paper space ground form event official matter center couple site project activity star table need court oil situation
-cost industry figure street image phone data picture practice piece land product doctor wall worker news test movie north
-love support technology step baby computer type attention film tree source organization hair look window culture chance
-""".split()
+story fact month lot right study book eye job word business issue side kind head house service friend father power
+hour game line end member law car city community name president team minute idea body information back parent face
+others level office door health person art war history party result change morning reason research girl guy moment air
+teacher force education foot boy age policy music market sense nation plan college interest death experience effect
+use class control field development role effort rate heart drug show leader light voice wife police mind price report
+decision son view relationship town road arm difference value building action season society tax director position
+player record paper space ground form event official matter center couple site project activity star table need court
+oil situation cost industry figure street image phone data picture practice piece land product doctor wall worker news
+test movie love support technology step baby computer type attention film tree source organization hair look window
+culture chance north
+"""
+_WORDS = _COMMON.split()
 
 _LINES = (
     "The {0} went to the {1} and asked the {2} for the {3}.",
@@ -46,7 +49,7 @@ _PICKS = (
 class Prompts:
     """An endless series of (prompt, output tokens). `lengths` says what the lengths rest on, for RAW."""
 
-    def __init__(self, spec: Spec, count: Optional[Callable[[str], int]] = None) -> None:
+    def __init__(self, spec: Spec, count: Callable[[str], int] | None = None) -> None:
         """`count` is the server's token counter. Raises SpecError if the prompts' file cannot be used."""
         self._data = spec.data
         self._cost: dict[str, int] = {}
@@ -104,7 +107,7 @@ class Prompts:
 
 def _read_rows(path: str, output_tokens: int) -> list[tuple[str, int]]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8") as file:
             rows = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError) as error:
         raise SpecError(f"data.path: {path} cannot be read as JSON lines: {error}") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any
 
 from loadgen.window import Window
 from loadgen.wire import Exchange
@@ -13,21 +14,20 @@ from loadgen.wire import Exchange
 
 def write_atomically(path: str, parts: Any) -> None:
     """Write the texts `parts` to `path`, by way of a file beside it that is then renamed. Raises OSError."""
-    beside = f"{path}.{os.getpid()}.tmp"
+    beside = Path(f"{path}.{os.getpid()}.tmp")
     try:
-        with open(beside, "w", encoding="utf-8") as file:
+        with beside.open("w", encoding="utf-8") as file:
             file.writelines(parts)
-        os.replace(beside, path)
+        beside.replace(path)
     except BaseException:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        beside.unlink(missing_ok=True)
         raise
 
 
 class Progress:
     """Rewrites the progress file about once a second. Tokens of answers still under way are counted by events."""
 
-    def __init__(self, path: Optional[str]) -> None:
+    def __init__(self, path: str | None) -> None:
         self._path = path
         self._next = 0.0
 
@@ -52,7 +52,7 @@ class Progress:
             self._path = None  # a screen without a progress line is no reason to lose a measurement
 
 
-def write_raw(path: str, head: dict[str, Any], window: Optional[Window]) -> None:
+def write_raw(path: str, head: dict[str, Any], window: Window | None) -> None:
     """Write RAW: `head` and a record for every request that has ended, in the order of sending. Raises OSError."""
 
     def parts() -> Any:
@@ -66,7 +66,7 @@ def write_raw(path: str, head: dict[str, Any], window: Optional[Window]) -> None
     write_atomically(path, parts())
 
 
-def _record(exchange: Exchange, start: int, window_ns: Optional[int]) -> dict[str, Any]:
+def _record(exchange: Exchange, start: int, window_ns: int | None) -> dict[str, Any]:
     stream = exchange.stream
     prompt_tokens, output_tokens, usage = _tokens(exchange)
     chunks = [round((at - start) / 1e9, 6) for at in stream.times]
@@ -91,8 +91,8 @@ def _record(exchange: Exchange, start: int, window_ns: Optional[int]) -> dict[st
     return record
 
 
-def _tokens(exchange: Exchange) -> tuple[Optional[int], int, bool]:
-    """Prompt and output tokens as the server counted them; without its usage: none, and the number of content events."""
+def _tokens(exchange: Exchange) -> tuple[int | None, int, bool]:
+    """Prompt and output tokens by the server's count; without its usage: none, and the number of content events."""
     usage = exchange.stream.usage
     if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
         return usage.get("prompt_tokens"), usage["completion_tokens"], True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, NoReturn, Optional
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 
@@ -19,7 +20,7 @@ class Data(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     seed: int
-    path: Optional[str]
+    path: str | None
 
 
 class Spec(NamedTuple):
@@ -31,18 +32,18 @@ class Spec(NamedTuple):
     root: str  # path prefix of the other endpoints
     api: str
     model: str
-    concurrency: Optional[int]
-    request_rate: Optional[float]
+    concurrency: int | None
+    request_rate: float | None
     arrival: str
-    max_concurrency: Optional[int]
-    requests: Optional[int]
-    duration_s: Optional[float]
+    max_concurrency: int | None
+    requests: int | None
+    duration_s: float | None
     warmup: int
     data: Data
     extra_body: dict[str, Any]
-    tokenize: Optional[str]
+    tokenize: str | None
     timeout_s: float
-    progress: Optional[str]
+    progress: str | None
     source: dict[str, Any]  # as read, for RAW
 
 
@@ -59,7 +60,7 @@ _ENDPOINTS = {"chat": "/chat/completions", "completions": "/completions"}
 def read_spec(path: str) -> Spec:
     """The spec in this file. Raises SpecError, also when the file is missing or not JSON."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8") as file:
             source = json.load(file)
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read as JSON: {error}") from None

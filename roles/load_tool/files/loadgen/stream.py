@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import Any, Optional
+from typing import Any
 
 _decode = json.JSONDecoder().decode
 
@@ -21,10 +21,10 @@ class Stream:
 
     def __init__(self) -> None:
         self.times = array("q")
-        self.usage: Optional[dict[str, Any]] = None
-        self.timings: Optional[dict[str, Any]] = None
-        self.finish: Optional[str] = None
-        self.error: Optional[str] = None
+        self.usage: dict[str, Any] | None = None
+        self.timings: dict[str, Any] | None = None
+        self.finish: str | None = None
+        self.error: str | None = None
         self.done = False  # [DONE] was seen
         self._rest = b""  # a line that is not complete yet
         self._data: list[bytes] = []  # the data lines of an event that is not complete yet
@@ -45,8 +45,8 @@ class Stream:
             elif not line.startswith(b":") and len(self._other) < 2000:
                 self._other += line + b"\n"
 
-    def end(self, at: int, status: int, broken: Optional[str] = None) -> None:
-        """The answer has ended (`broken`: why it could not end well); afterwards `error` says whether it is a success."""
+    def end(self, at: int, status: int, broken: str | None = None) -> None:
+        """The answer has ended (`broken`: why it did not end well). Afterwards an `error` of None means success."""
         self.feed(at, b"\n\n")  # an event that only lacks its empty line is still one
         said = self._other[:2000].decode("utf-8", "replace").strip()
         if status not in (0, 200):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import time
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable
 
 from httptools import HttpParserError, HttpResponseParser
 
@@ -23,7 +24,7 @@ _realtime = time.time_ns
 
 def resolve(spec: Spec, timeout_s: float = 10) -> tuple[Any, ...]:
     """(family, address) of the first address of the host that accepts a connection. Raises OSError if none does."""
-    failure: Optional[OSError] = None
+    failure: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(spec.host, spec.port, type=socket.SOCK_STREAM):
         with socket.socket(family, kind, protocol) as probe:
             probe.settimeout(timeout_s)
@@ -89,7 +90,7 @@ class Exchange:
         self.status = 0
         self.fragments = 0
         self.retried = False
-        self.connection: Optional[Connection] = None
+        self.connection: Connection | None = None
 
 
 class Connection:
@@ -103,16 +104,15 @@ class Connection:
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
+        with contextlib.suppress(OSError):  # a kernel without (gVisor, say): then arrival is when the bytes are read
             self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        except OSError:
-            pass  # a kernel without (gVisor, say): then arrival is when the bytes are read
         self.socket.connect_ex(address)
         self.fd = self.socket.fileno()
-        self.exchange: Optional[Exchange] = None
-        self.unsent: Union[bytes, memoryview] = b""
+        self.exchange: Exchange | None = None
+        self.unsent: bytes | memoryview = b""
         self.used = False  # has carried a whole answer
         self.done = False
+        self.reusable = False  # another request may be sent after the answer that is done
         self.late_ns = 0  # the longest that bytes lay in the kernel before they were read
         self._take = take
         self._at = 0
@@ -159,11 +159,6 @@ class Connection:
             raise ValueError(f"the answer is not HTTP as expected: {error}; it begins {data[:100]!r}") from None
         return True
 
-    @property
-    def reusable(self) -> bool:
-        """Whether another request may be sent after the answer that is done."""
-        return not self._until_eof and bool(self._parser.should_keep_alive())
-
     # What the parser calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -187,3 +182,4 @@ class Connection:
         if self.exchange is not None:
             self.exchange.end = self._at
             self.done = True
+            self.reusable = self._parser.should_keep_alive()  # known only here: the parser forgets it afterwards
