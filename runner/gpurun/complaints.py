@@ -48,7 +48,9 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 def in_file_order(problems: Iterable[Problem]) -> list[Problem]:
     """Sorted by position, each said once; those without a position first."""
-    once = {(problem.message, problem.mark): problem for problem in reversed(list(problems))}
+    once: dict[tuple[str, Mark | None], Problem] = {}
+    for each in problems:
+        once.setdefault((each.message, each.mark), each)
 
     def position(problem: Problem) -> tuple[str, int, int]:
         mark = problem.mark

@@ -34,6 +34,7 @@ _AMBIGUOUS = re.compile(
     r"|(?P<special>[-+]?\.(inf|nan))",
     re.IGNORECASE,
 )
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")}
 _WHY = {
     "word": "is true or false to some YAML parsers and text to others",
     "octal": "is an octal number to some YAML parsers and a decimal one to others",
@@ -195,8 +196,7 @@ class _Reader:
         if any("\ud800" <= char <= "\udfff" or char == "\0" for char in text):
             self._complain("text with a NUL or half a surrogate pair cannot be given to a program", node)
             return ""
-        explicit = not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith((":binary", ":set", ":omap"))
-        if explicit:
+        if node.tag not in _TAGS or (node.style is not None and not node.tag.endswith(":str")):
             self._complain(f"the tag `{node.tag}` is not supported", node, hint="leave the tag out")
             return text
         if node.style is not None or node.tag == "tag:yaml.org,2002:str":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -189,16 +189,16 @@ def check_texts(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
                 yield path, Problem(f"the template uses the unknown fact `{fact}`", mark, names, full)
 
 
-def check_server(stack: Stack, document: Document) -> tuple[Server | None, list[tuple[KeyPath, Problem]]]:
+def check_server(stack: Stack) -> tuple[Server | None, list[tuple[KeyPath, Problem]]]:
     """The complete server, and what is wrong with it: each complaint with the path of what it is about. No server where
     it cannot even be put together."""
     try:
         server = Server.model_validate(stack.merged())
     except ValidationError as error:
-        found = translate(error, Server, document)
-        return None, [(stack.place(path), _moved(problem, stack.mark(path))) for path, problem in found]
+        found = translate(error, Server, stack.document)
+        return None, [(stack.place(path), replace(problem, mark=stack.mark(path))) for path, problem in found]
     if server.engine is None:
-        mark = document.mark(("server",), key=True)
+        mark = stack.document.mark(("server",), key=True)
         return None, [(("server", "engine"), Problem("no `engine` is given for the server", mark))]
     engine = _engine({"engine": server.engine})
     assert engine is not None
@@ -302,7 +302,3 @@ def _engine(data: Mapping[str, Any]) -> Engine | None:
         return load_engine(name)
     except KeyError:
         return None
-
-
-def _moved(problem: Problem, mark: Mark) -> Problem:
-    return Problem(problem.message, mark, problem.allowed, problem.nearest, problem.hint)

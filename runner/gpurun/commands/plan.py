@@ -10,10 +10,8 @@ from typing import Any
 
 import click
 
-from gpurun.cases import check
-from gpurun.config import examine
+from gpurun.cases import read_campaign
 from gpurun.errors import ConfigError
-from gpurun.load import load_file
 from gpurun.paths import find_campaign
 from gpurun.plan import build
 from gpurun.plan_text import render_plan
@@ -61,7 +59,7 @@ def command(
     config: str, variants: tuple[str, ...], overrides: tuple[str, ...], facts: str | None, as_json: bool
 ) -> None:
     """Show what a campaign would do: merged settings, exact commands, order, server starts, time. Touches no host."""
-    campaign, cases = check(examine(load_file(find_campaign(config)), overrides), variants)
+    campaign, cases = read_campaign(find_campaign(config), overrides, variants)
     known = read_facts(facts) if facts else {"localhost": local_facts()}
     plan = build(campaign, cases, known, "RUN")
     click.echo(plan.model_dump_json(by_alias=True, indent=2) if as_json else render_plan(plan))
