@@ -49,6 +49,7 @@ class HostFleet:
     packages   Debian packages beside the usual ones; another base tree is built and cached for them
     disk_mib   size of each host's disk (sparse)
     port       where sshd listens
+    slot       number of the slot (see slots.py); by default the first free one
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class HostFleet:
         packages: Sequence[str] = (),
         disk_mib: int = 16384,
         port: int = 22,
+        slot: int | None = None,
     ) -> None:
         self._names = list(names) or [f"{'host' if kind == 'systemd' else 'plain'}{k + 1}" for k in range(n)]
         self._kind, self._packages, self._internet = kind, packages, internet
-        self._disk_mib, self._port = disk_mib, port
+        self._disk_mib, self._port, self._wanted_slot = disk_mib, port, slot
         self._bind, self._overlay = dict(bind or {}), dict(overlay or {})
         self._variables = dict(variables or {})
         if uv_cache is not None:
@@ -124,7 +126,7 @@ class HostFleet:
     def start(self) -> HostFleet:
         """Builds the base tree if need be, then boots all hosts side by side."""
         base = base_tree(self._packages)
-        self._slot = Slot()
+        self._slot = Slot(self._wanted_slot)
         self._cleanup.callback(self._slot.release)
         try:
             self._boot(base)

@@ -21,11 +21,11 @@ NSPAWN = Path("/run/systemd/nspawn")
 
 
 class Slot:
-    """Claims a free slot, and gives it back with `release`."""
+    """Claims a free slot (or that very one), and gives it back with `release`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int | None = None) -> None:
         RUN_FOLDER.mkdir(parents=True, exist_ok=True)
-        for number in range(256):
+        for number in range(256) if wanted is None else (wanted,):
             lock = (RUN_FOLDER / f"{number}.lock").open("w")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +35,7 @@ class Slot:
             self.number, self._lock = number, lock
             break
         else:
-            raise RuntimeError("256 fleets of test hosts are running on this machine")
+            raise RuntimeError(f"no free slot for test hosts: {'0 to 255 are' if wanted is None else wanted} in use")
         self.sweep()
         self.folder.mkdir(parents=True, mode=0o700)
 
