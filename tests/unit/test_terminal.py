@@ -304,9 +304,10 @@ def test_no_live_block_where_it_would_be_noise() -> None:
 
 
 def test_texts() -> None:
-    assert [number(v) for v in (4812.4, 1_234_567.0, 81.53, 5.0, 0.01234, 0.0, None, float("nan"))] == [
+    assert [number(v) for v in (4812.4, 1_234_567.0, 99.97, 81.53, 5.0, 0.01234, 0.0, None, float("nan"))] == [
         "4 812",
         "1 234 567",
+        "100.0",
         "81.5",
         "5.00",
         "0.0123",

@@ -37,11 +37,12 @@ def in_ascii(text: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits or all of the integer part, thousands set apart by a space: 4 812, 81.5, 0.0123."""
+    """A measured number, thousands set apart by a space: 4 812, 100.3, 81.5, 5.00, 0.0123."""
     if value is None or not math.isfinite(value):
         return MISSING
-    decimals = 0 if abs(value) >= 1000 or value == 0 else max(0, 3 - math.floor(math.log10(abs(value))) - 1)
-    return f"{value:,.{min(decimals, 6)}f}".replace(",", " ").replace("-", MINUS)
+    size = abs(value)
+    decimals = 0 if size >= 1000 or size == 0 else 1 if size >= 10 else min(6, 2 - math.floor(math.log10(size)))
+    return f"{value:,.{decimals}f}".replace(",", " ").replace("-", MINUS)
 
 
 def percent(change: float) -> str:
