@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import sys
 import time
@@ -36,6 +37,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.number = 0
+        self.writing = False  # a signal changes nothing any more: what was measured is being written
         self.window: Window | None = None
         self.wake_fd, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -44,9 +46,10 @@ class _Signals:
 
     def _handle(self, number: int, frame: object) -> None:
         self.number = self.number or number
-        if self.window is None:
+        if self.window is not None:
+            self.window.stopping = True
+        elif not self.writing:
             raise _Interrupted
-        self.window.stopping = True
 
     def run(self, window: Window) -> None:
         """Run the window; a signal ends it early."""
@@ -57,10 +60,6 @@ class _Signals:
             window.run()
         finally:
             self.window = None
-
-    def release(self) -> None:
-        """From here on a signal changes nothing: what was measured is being written."""
-        self.window = Window(Pool(0, None), iter(()), total=0, timeout_ns=0)
 
 
 def main(argv: list[str]) -> int:
@@ -105,7 +104,7 @@ class _Measurement:
                 self._measure()
         except OSError as error:
             self.head["aborted"] = f"no connection to {self.spec.host}:{self.spec.port}: {error}"
-        self.signals.release()
+        self.signals.writing = True
         window = self.window
         if window is not None:
             window.decode()
@@ -122,7 +121,7 @@ class _Measurement:
     def _measure(self) -> None:
         spec = self.spec
         pool = Pool(*resolve(spec))
-        pool.epoll.register(self.signals.wake_fd, 1)
+        pool.epoll.register(self.signals.wake_fd, select.EPOLLIN)
         prompts = self._prompts()
         requests = Requests(spec)
 

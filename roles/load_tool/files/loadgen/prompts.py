@@ -52,6 +52,7 @@ class Prompts:
     def __init__(self, spec: Spec, count: Callable[[str], int] | None = None) -> None:
         """`count` is the server's token counter. Raises SpecError if the prompts' file cannot be used."""
         self._data = spec.data
+        self._api = spec.api
         self._cost: dict[str, int] = {}
         self._overhead = 0
         self.lengths = "file" if spec.data.kind == "file" else "words"
@@ -99,7 +100,8 @@ class Prompts:
         stories += " " + " ".join(f"{word}." for options in (_PICKS[1], _PICKS[3]) for word in options)
         vocabulary = set(_WORDS) | (set(stories.split()) if self._data.kind == "text" else set())
         one, two = count(_WORDS[0]), count(f"{_WORDS[0]} {_WORDS[0]}")
-        self._overhead = one - (two - one)  # a begin-of-sequence token, mostly
+        if self._api == "completions":  # a chat template brings its own, whatever is asked for the text
+            self._overhead = one - (two - one)  # a begin-of-sequence token, mostly
         for word in sorted(vocabulary):
             self._cost[word] = max(1, count(f"{_WORDS[0]} {word}") - one)
         self.lengths = "tokens"

@@ -68,9 +68,9 @@ class Exchange:
     """One request and what came of it. Times in ns on the monotonic clock."""
 
     __slots__ = (
+        "broken",
         "connection",
         "end",
-        "fragments",
         "index",
         "intended",
         "request",
@@ -88,7 +88,7 @@ class Exchange:
         self.sent = 0
         self.end = 0
         self.status = 0
-        self.fragments = 0
+        self.broken: str | None = None  # why there is no complete answer
         self.retried = False
         self.connection: Connection | None = None
 
@@ -173,10 +173,8 @@ class Connection:
             self.exchange.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        exchange = self.exchange
-        if exchange is not None:
-            exchange.fragments += 1
-            self._take((exchange, self._at, body))
+        if self.exchange is not None:
+            self._take((self.exchange, self._at, body))
 
     def on_message_complete(self) -> None:
         if self.exchange is not None:
