@@ -1,9 +1,9 @@
 """Why a server failed: class, phase, the line that proves it, and what to do. Pure; the knowledge is data.
 
 The order of belief: a root cause in the log, the earliest first; what the kernel says (OOM kills, Xid); a rougher
-cause; an exception that nothing explains; an echo of another rank's failure; a wrapper that says only that something failed;
-the exit code. What a server survived (it became ready afterwards, or went on through two more phases) is no cause, and
-neither are lines that the logger itself calls information or a warning.
+cause; an exception that nothing explains; an echo of another rank's failure; a wrapper that says only that something
+failed; the exit code. What a server survived (it became ready afterwards, or went on through two more phases) is no
+cause, and neither are lines that the logger itself calls information or a warning.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def classify(
     """Say why the server that wrote `log` failed, or that it did not.
 
     `exit_code` and `signal` are those of the server's process, `reason` is the job's own word for its end, `phase`
-    where the job was as far as its starter knows, `requested_stop` whether somebody asked for the end. Without any of these
-    only the log decides.
+    where the job was as far as its starter knows, `requested_stop` whether somebody asked for the end. Without any
+    of these only the log decides.
     """
     if signal is None and exit_code is not None and (exit_code < 0 or 128 < exit_code < 160):
         signal = -exit_code if exit_code < 0 else exit_code - 128
@@ -76,7 +76,7 @@ def classify(
         _by_starter(reading, reason)
         or _first(reading, [hit for hit in hits if not reading.survived(hit)], "root")
         or _by_kernel(reading, evidence)
-        or _first(reading, hits, "generic")
+        or _rough(reading, hits)
     )
     if told is None and not requested_stop:
         not_by_kernel = evidence is not None and evidence.oom_kills == 0
@@ -90,6 +90,15 @@ def classify(
 
 def _first(reading: Reading, hits: list[Hit], rank: str) -> Diagnosis | None:
     return next((_diagnosis(reading, hit) for hit in hits if hit.signature.rank == rank), None)
+
+
+def _rough(reading: Reading, hits: list[Hit]) -> Diagnosis | None:
+    """The earliest rough cause; an echo of another rank's failure only where nothing unexplained came before it."""
+    for hit in hits:
+        alone = reading.exception is None or reading.exception >= hit.line
+        if hit.signature.rank == "generic" or (hit.signature.rank == "echo" and alone):
+            return _diagnosis(reading, hit)
+    return None
 
 
 def _diagnosis(reading: Reading, hit: Hit) -> Diagnosis:
@@ -142,18 +151,17 @@ def _by_kernel(reading: Reading, evidence: Evidence | None) -> Diagnosis | None:
 
 
 def _without_cause(reading: Reading, hits: list[Hit], failed: bool, not_by_kernel: bool) -> Diagnosis | None:
-    """The log names no cause: an exception that nobody knows, an echo, a wrapper, at last a warning."""
+    """The log names no cause: an exception that nobody knows, a wrapper, at last a warning."""
     wrappers = [hit for hit in hits if hit.signature.rank == "wrapper"]
     failed = failed or bool(wrappers)
-    echo = next((hit for hit in hits if hit.signature.rank == "echo"), None)
     line = reading.exception
-    if line is not None and (failed or reading.ready is None) and (echo is None or line < echo.line):
+    if line is not None and (failed or reading.ready is None):
         dead = reading.ready is not None or any(hit.signature.klass == "engine_dead" for hit in wrappers)
         return _by_name(reading, "exception", line, "serving" if dead else None)
     killed = [hit for hit in wrappers if hit.signature.killed and not not_by_kernel]
     plain = [hit for hit in wrappers if not hit.signature.killed]
     quiet = [hit for hit in reading.hits if hit.quiet and failed and hit.signature.rank in ("root", "generic")]
-    best = [*([echo] if echo else []), *killed, *plain, *quiet]
+    best = [*killed, *plain, *quiet]
     return _diagnosis(reading, best[0]) if best else None
 
 

@@ -26,6 +26,7 @@ _NOT_CAUSES = {
     "CalledProcessError",
     "ChildFailedError",
     "BrokenPipeError",
+    "EOFError",
 }
 
 
@@ -50,17 +51,17 @@ class Reading:
         self.given_phase = phase
         ready = markers().ready
         texts = ready.get(self.engine or "") or ready["vllm"] + ready["llamacpp"] + ready["sglang"]
-        last = max(log.text.rfind(text) for text in texts)
-        self.ready = log.line_at(last) if last >= 0 else None
+        last = max(log.raw.rfind(text) for text in texts)
+        self.ready = log.raw.count("\n", 0, last) if last >= 0 else None
 
     @cached_property
     def begun(self) -> dict[Phase, int]:
         """The first line of each phase that the log names."""
         first = {
-            phase: min((at for text in texts if (at := self.log.text.find(text)) >= 0), default=-1)
+            phase: min((at for text in texts if (at := self.log.raw.find(text)) >= 0), default=-1)
             for phase, texts in markers().phases.items()
         }
-        lines = {phase: self.log.line_at(at) for phase, at in first.items() if at >= 0}
+        lines = {phase: self.log.raw.count("\n", 0, at) for phase, at in first.items() if at >= 0}
         if self.ready is not None:
             lines["serving"] = self.ready
         elif self.engine == "sglang":  # requests before the ready line are SGLang's own warm-up
@@ -197,9 +198,14 @@ class Reading:
 
     def telling(self, count: int = 5) -> tuple[str, ...]:
         """The most telling lines of a log that nothing explains: the last that speak of trouble, else the last."""
-        filled = [line for line, text in enumerate(self.log.lines) if text]
-        trouble = [line for line in filled if _TELLING.search(self.log.lines[line]) and not self.log.is_source(line)]
-        return tuple(self.log.shown(line) for line in (trouble or filled)[-count:])
+        log, found = self.log, list[int]()
+        for line in range(len(log.lines) - 1, -1, -1):
+            if _TELLING.search(log.searched[line]) and not log.quiet(line) and not log.is_source(line):
+                found.append(line)
+            if len(found) == count:
+                break
+        last = range(max(0, self.last - count + 1), self.last + 1)
+        return tuple(log.shown(line) for line in (reversed(found) if found else last) if log.lines[line])
 
 
 def _engine_of(raw: str) -> str | None:

@@ -36,6 +36,10 @@ _PREFIX = re.compile(
 _LEVEL = re.compile(
     r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"
 )
+_INFORMATION = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\]|\sI\s+$")
+# Digits of short lines count: `exit code: -3` is not `exit code: -9`.
+_SHORT = 100
+_NO_DIGITS = dict.fromkeys(range(0x30, 0x3A))
 _ANSI = re.compile(r"(?:\x1b|\ufffd|\u241b)?\[[0-9;]{1,12}m|\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-B0-2]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u200b-\u200f\u2028-\u202e]")
 _SECRET = re.compile(
@@ -83,9 +87,23 @@ class ServerLog:
         return line[_prefix_end(line) :].strip()
 
     @cached_property
+    def searched(self) -> list[str]:
+        """`lines` for the search of causes: emptied of what loggers call information, and of repeated lines (long ones
+        also if only their digits differ). A server that runs for days writes little else."""
+        seen: set[str] = set()
+        kept = []
+        for original, line in zip(self.originals, self.lines, strict=True):
+            prefix = original[: len(original) - len(line)] if line else ""
+            same = line if len(line) < _SHORT else line.translate(_NO_DIGITS)
+            shape = prefix[-40:].translate(_NO_DIGITS) + same
+            kept.append("" if shape in seen or _INFORMATION.search(prefix) else line)
+            seen.add(shape)
+        return kept
+
+    @cached_property
     def text(self) -> str:
-        """The messages in one text, to be searched."""
-        return "\n".join(self.lines)
+        """`searched` in one text."""
+        return "\n".join(self.searched)
 
     @cached_property
     def flat(self) -> str:
@@ -95,7 +113,7 @@ class ServerLog:
     @cached_property
     def starts(self) -> list[int]:
         """Where each line begins in `text`."""
-        return [0, *accumulate(len(line) + 1 for line in self.lines)][:-1]
+        return [0, *accumulate(len(line) + 1 for line in self.searched)][:-1]
 
     def line_at(self, offset: int) -> int:
         """The line that holds this offset."""
