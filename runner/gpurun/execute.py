@@ -26,6 +26,7 @@ from gpurun.samples import FailureClass, Sample
 from gpurun.store import RunStore
 
 _STOP_S = 60.0  # the longest that clean-up may take
+_PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 _STAGES: Mapping[str, events.Stage] = {
     "Start the server": "starting",
     "Send the load": "measuring",
@@ -150,11 +151,10 @@ class _Run:
     def _prepare(self, hosts: Sequence[str]) -> None:
         self._emit(events.StageStarted("prepare"))
         playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
-        said: set[tuple[str, str]] = set()
         for event in self._follow(playbook):
-            if event.kind == "start" and (event.host, event.task) not in said:
-                said.add((event.host, event.task))
-                self._emit(events.StageStarted("prepare", event.host, event.task.rpartition(" : ")[2]))
+            task = event.task.rpartition(" : ")[2]
+            if event.kind == "start" and task in _PREPARATIONS:
+                self._emit(events.StageStarted("prepare", event.host, task.lower()))
         self._note_lost(playbook.outcome)
         if all(host in self._lost for host in hosts):
             raise HostError(

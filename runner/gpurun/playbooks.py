@@ -165,7 +165,8 @@ class Playbook:
         name = str(event.get("event"))
         kind = _KINDS.get(name)
         if kind is not None:
-            result = data.get("res") if isinstance(data.get("res"), dict) else {}
+            found = data.get("res")
+            result: dict[str, Any] = found if isinstance(found, dict) else {}
             task = TaskEvent(
                 kind, str(data.get("host")), str(data.get("task")), result, bool(data.get("ignore_errors"))
             )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SAMPLE_SCHEMA = "gpurun.sample/1"
+SAMPLE_SCHEMA: Final = "gpurun.sample/1"
 
 FailureClass = Literal[
     "bad_flag",

@@ -26,6 +26,7 @@ from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
+_ENDED = "server.ended.json"
 _FAILED = ("failed", "exited")
 
 
@@ -95,7 +96,8 @@ def wanted_files(
     planned: Mapping[str, Any], server: Mapping[str, Any], load: Mapping[str, Any] | None
 ) -> dict[str, dict[str, str]]:
     """Which files and addresses of a host make the sample (the arguments of gpurun_collect)."""
-    files = {"server.log": f"{server['dir']}/log"} if server.get("dir") else {}
+    place = server.get("dir")
+    files = {"server.log": f"{place}/log", _ENDED: f"{place}/ended.json"} if place else {}
     if load and load.get("dir"):
         files |= {"client.log": f"{load['dir']}/log", "raw.json": f"{load['dir']}/raw.json"}
     effective = planned["server"].get("effective")
@@ -138,7 +140,9 @@ def record(
     `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
-    failure, metrics = _outcome(planned, server, load, files)
+    kept = dict(files)
+    ended = json.loads(kept.pop(_ENDED, b"{}"))  # of a server that died under load, after gpurun_job looked at it
+    failure, metrics = _outcome(planned, {**server, **ended}, load, kept)
     if failure is not None:
         failure = failure.model_copy(update={"expected": failure.klass == planned.get("expect")})
     sample = Sample(
@@ -154,7 +158,7 @@ def record(
         ),
         started_at=iso(began),
     )
-    store.write_sample(sample, files)
+    store.write_sample(sample, kept)
     return sample
 
 
