@@ -113,9 +113,13 @@ class _Measurement:
         write_raw(self.raw_path, self.head, window)
         if self.signals.number:
             return 128 + self.signals.number
-        if self.head["aborted"]:
-            print(f"loadgen: {self.head['aborted']}", file=sys.stderr)
-        measured = window is not None and any(exchange.stream.error is None for exchange in window.ended)
+        ended = [] if window is None else window.ended
+        measured = any(exchange.stream.error is None for exchange in ended)
+        reason = self.head["aborted"]
+        if ended and not measured:
+            reason = reason or f"all {len(ended)} requests failed; the first: {ended[0].stream.error}"
+        if reason:
+            print(f"loadgen: {reason}", file=sys.stderr)
         return _DONE if measured else _NOTHING_MEASURED
 
     def _measure(self) -> None:

@@ -41,7 +41,7 @@ class Stream:
                 if self._data:
                     self._event(at)
             elif line.startswith(b"error:"):  # older llama.cpp servers
-                self._data.append(line[6:])
+                self._data.append(b'{"error":' + line[6:] + b"}")
             elif not line.startswith(b":") and len(self._other) < 2000:
                 self._other += line + b"\n"
 

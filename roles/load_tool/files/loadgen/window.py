@@ -181,7 +181,6 @@ class Window:
     def _send(self, exchange: Exchange, connection: Connection) -> None:
         exchange.connection = connection
         connection.exchange = exchange
-        connection.done = False
         connection.unsent = exchange.request
         self.active[exchange] = None
         if not exchange.retried:
@@ -218,8 +217,7 @@ class Window:
         exchange = connection.exchange
         assert exchange is not None
         self.pool.backlog.append((exchange, exchange.end, None))
-        connection.exchange = None
-        connection.used = True
+        connection.exchange, connection.done, connection.used = None, False, True
         if alive and connection.reusable:
             self.pool.idle.append(connection)
         else:
