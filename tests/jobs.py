@@ -1,25 +1,19 @@
-"""What tests of jobs share: the host-side modules, importable as under Ansible, and servers to start with them."""
+"""What tests of jobs share: the host-side modules and servers to start with them."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
-
-_ROLE = Path(__file__).resolve().parents[1] / "roles" / "server"
-ansible.module_utils.__path__.append(str(_ROLE / "module_utils"))
-
-from ansible.module_utils import gpurun_locks as locks  # noqa: E402
-from ansible.module_utils import gpurun_ports as ports  # noqa: E402
-from ansible.module_utils import gpurun_processes as processes  # noqa: E402
-from ansible.module_utils.gpurun_jobs import Job  # noqa: E402
-from ansible.module_utils.gpurun_spawn import create  # noqa: E402
-from ansible.module_utils.gpurun_stop import purge, stop  # noqa: E402
-from ansible.module_utils.gpurun_wait import await_end, await_ready  # noqa: E402
+from ansible.module_utils import gpurun_locks as locks
+from ansible.module_utils import gpurun_ports as ports
+from ansible.module_utils import gpurun_processes as processes
+from ansible.module_utils.gpurun_jobs import Job
+from ansible.module_utils.gpurun_spawn import create
+from ansible.module_utils.gpurun_stop import purge, stop
+from ansible.module_utils.gpurun_wait import await_end, await_ready
 
 # An OpenAI-like server in a few lines. Its behaviour is given by words in its argv.
 SERVER = r"""
@@ -90,7 +84,7 @@ READY = {
 
 def server_argv(*words: str) -> list[str]:
     """The little server, on the job's port."""
-    return [sys.executable, "-c", SERVER, "@GPURUN_PORT@", *words]
+    return [sys.executable, "-u", "-c", SERVER, "@GPURUN_PORT@", *words]
 
 
 def wanted(argv: list[str], **changes: Any) -> dict[str, Any]:

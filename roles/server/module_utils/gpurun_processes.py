@@ -124,23 +124,36 @@ def _logs(pid: int, folder: str) -> bool:
     return False
 
 
+def handle(process: Process) -> int | None:
+    """A pidfd of that very process, readable once it has ended; None if it is gone. Close it.
+
+    Raises OSError or AttributeError where the kernel (before 5.3) or Python has none.
+    """
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    # The handle holds on to whoever has the id now; its birth tells whether that is the one we mean.
+    if is_alive(process.pid, process.born):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
 def send(process: Process, number: int) -> bool:
     """Signal that very process; False if it is gone. Raises PermissionError if it is not ours to signal."""
     try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return False
-    except (OSError, AttributeError):  # a kernel before 5.3: the moment between looking and signalling remains
+        pidfd = handle(process)
+    except (OSError, AttributeError):  # without a handle, the moment between looking and signalling remains
         return is_alive(process.pid, process.born) and _kill(process.pid, number)
+    if pidfd is None:
+        return False
     try:
-        # The handle holds on to whoever has the id now; its birth tells whether that is the one we mean.
-        if not is_alive(process.pid, process.born):
-            return False
-        signal.pidfd_send_signal(handle, number)
+        signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         return False
     finally:
-        os.close(handle)
+        os.close(pidfd)
     return True
 
 

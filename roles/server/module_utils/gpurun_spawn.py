@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -61,22 +62,26 @@ def create(job: Job, kind: str, wanted: State) -> bool:
         "created_at": time.time(),
         "stop_s": wanted["stop_s"],
     }
-    if kind == "server" and port is not None and wanted["port"] is not None and not gpurun_ports.is_free(port):
-        _stillborn(job, "port_in_use", **_taken(port))
-        write_state(job.directory / "job.json", asked)
-        return True
-    for name, text in (wanted["files"] or {}).items():
-        _write_private(job.directory / name, _filled(text, port))
-    fifo = job.directory / "spec.fifo"
-    os.mkfifo(fifo, 0o600)
-    write_state(job.directory / "job.json", asked)
     try:
+        write_state(job.directory / "job.json", asked)
+    except OSError:
+        shutil.rmtree(job.directory, ignore_errors=True)  # else the name would be used up
+        raise
+    if kind == "server" and wanted["port"] is not None and not gpurun_ports.is_free(wanted["port"]):
+        _stillborn(job, "port_in_use", **_taken(wanted["port"]))
+        return True
+    fifo = job.directory / "spec.fifo"
+    try:
+        for name, text in (wanted["files"] or {}).items():
+            _write_private(job.directory / name, _filled(text, port))
+        os.mkfifo(fifo, 0o600)
         _start_supervisor(job, unit, wanted)
         _send_spec(job, fifo, json.dumps(_spec(job, wanted, port, asked["argv"])).encode())
     except OSError as error:
         _stillborn(job, "spawn", message=f"cannot start a supervisor: {error}")
     finally:
-        fifo.unlink()
+        with contextlib.suppress(OSError):
+            fifo.unlink()
     return True
 
 
@@ -176,11 +181,11 @@ def _start_supervisor(job: Job, unit: str | None, wanted: State) -> None:
     if unit is None:
         # It forks itself off and lets us go on, so that it is nobody's child but init's.
         with said.open("ab") as log:
-            done = subprocess.run(
+            forked = subprocess.run(
                 [*argv, "--detach"], env=marks, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
             )
-        if done.returncode != 0:
-            raise OSError(f"{sys.executable} ended with {done.returncode}: {said.read_text(errors='replace')[-500:]}")
+        if forked.returncode != 0:
+            raise OSError(f"{sys.executable} ended with {forked.returncode}: {said.read_text(errors='replace')[-500:]}")
         return
     limit_s = wanted["life_s"] + wanted["stop_s"] + 60  # ours come first: they tell a reason
     properties = [

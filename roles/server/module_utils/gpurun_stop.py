@@ -32,13 +32,13 @@ def stop(
     supervised = [(job, process) for job in jobs if (process := job.supervisor())]
     found = [_named(job, process, "supervisor") for job, process in supervised]
     if pretend:
-        known = {process.pid for _, process in supervised}
-        return found or [_stray(one) for one in _left(home, run, name) if one.pid not in known]
+        return found or [_stray(process) for process in _left(home, run, name)]
     _end_supervised(supervised, stop_s)
     strays = _left(home, run, name)
     found += [_stray(process) for process in strays]
     _end_strays(lambda: _left(home, run, name))
-    return found + _end_units(jobs, run)
+    known = {(one["run"], one["job"]) for one in found}
+    return found + [unit for unit in _end_units(jobs) if (unit["run"], unit["job"]) not in known]
 
 
 def still_there(home: Path, run: str, name: str | None = None) -> list[State]:
@@ -113,7 +113,7 @@ def _end_strays(left: Callable[[], list[Process]]) -> None:
         time.sleep(_POLL_S)
 
 
-def _end_units(jobs: list[Job], run: str) -> list[State]:
+def _end_units(jobs: list[Job]) -> list[State]:
     """Units of these jobs that systemd still has: what is in their control group ends with them."""
     if not Path("/run/systemd/system").is_dir():
         return []

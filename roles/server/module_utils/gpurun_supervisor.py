@@ -278,8 +278,9 @@ def supervise(directory: Path) -> None:
         child = look(job.child)
         started = {"pid": job.child, "born": child.born if child else "", "started_at": time.time()}
         write_state(directory / "started.json", started)
-    except OSError as error:  # also a full disk: a job whose state cannot be told is not left running
-        job.message = f"cannot start {job.spec['argv'][0]}: {error.strerror}: {error.filename}"
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        # Also a full disk: a job whose state cannot be told is not left running.
+        job.message = f"cannot start {job.spec['argv'][0]}: {error}"
         left = job.end(0) if job.child else []
         write_reserved(ended, _conclusion(job, "spawn", left))
         return

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
+import time
+from collections.abc import Sequence
+
 from ansible.module_utils.gpurun_jobs import Job
+from ansible.module_utils.gpurun_processes import handle
 from ansible.module_utils.gpurun_stop import end_with_reason, stop
+
+_POLL_S = 0.05
 
 
 def await_ready(job: Job, wait_s: float) -> None:
@@ -13,11 +21,35 @@ def await_ready(job: Job, wait_s: float) -> None:
 
 
 def await_end(job: Job, wait_s: float, server: Job | None = None) -> None:
-    """Until the client is over, at most `wait_s` seconds. When its server dies first, the client is ended with it."""
-    job.wait(wait_s, lambda: server is not None and server.is_over())
+    """Until the client is over, at most `wait_s` seconds. When its server dies first, the client is ended with it.
+
+    Sleeps in the kernel meanwhile: a measurement is going on.
+    """
+    jobs, until = [job] if server is None else [job, server], time.monotonic() + wait_s
+    while not any(one.is_over() for one in jobs) and time.monotonic() < until:
+        _sleep_until_one_ends(jobs, until - time.monotonic())
     if server is not None and server.is_over() and not job.is_over():
         end_with_reason(job, "server_died", f"the server {server.name} ended while the load ran")
     _tidy(job)
+
+
+def _sleep_until_one_ends(jobs: Sequence[Job], seconds: float) -> None:
+    """May return early."""
+    poll, handles = select.poll(), []
+    try:
+        for job in jobs:
+            supervisor = job.supervisor()
+            pidfd = handle(supervisor) if supervisor else None
+            if pidfd is None:  # it has just been created, or has just ended
+                break
+            handles.append(pidfd)
+            poll.register(pidfd, select.POLLIN)
+    except (OSError, AttributeError):  # no pidfds here
+        pass
+    complete = len(handles) == len(jobs)
+    poll.poll(max(0.0, seconds if complete else min(seconds, _POLL_S)) * 1000)
+    for pidfd in handles:
+        os.close(pidfd)
 
 
 def _tidy(job: Job) -> None:
