@@ -17,7 +17,12 @@ from gpurun.plan import Plan, PlannedSample
 
 def render_plan(plan: Plan) -> str:
     """Settings, differences, exact commands, order, number of starts and time, without a trailing newline."""
-    parts = [_head(plan), _settings(plan), *(_host(plan, host) for host in plan.hosts), _order(plan), _total(plan)]
+    commands: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        commands.setdefault(_commands(plan, host), []).append(host)
+    parts = [_head(plan), _settings(plan)]
+    parts += [f"commands on {', '.join(hosts)}\n{text}" for text, hosts in commands.items()]
+    parts += [_order(plan), _total(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -84,12 +89,12 @@ def _plain(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _host(plan: Plan, host: str) -> str:
+def _commands(plan: Plan, host: str) -> str:
     """Every server with its loads, as started in the first round, in the order of the file."""
     samples = [sample for sample in plan.samples if sample.host == host and sample.round == 1]
     known = {case.case: number for number, case in enumerate(plan.cases)}
     samples.sort(key=lambda sample: known[sample.case])
-    lines = [f"commands on {host}"]
+    lines: list[str] = []
     seen: set[str] = set()
     for sample in samples:
         if sample.server.job not in seen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 import jinja2
@@ -53,7 +54,7 @@ def render(text: str, context: Mapping[str, Any]) -> str:
     if not is_template(text):
         return text
     try:
-        result = _environment().from_string(text).render(context)
+        result = _compiled(text).render(context)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(_syntax(error)) from None
     except jinja2.TemplateError as error:
@@ -109,17 +110,18 @@ def facts_for(
     }
 
 
-_cached: list[ImmutableSandboxedEnvironment] = []
-
-
+@cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    if not _cached:
-        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        environment.globals = {"range": environment.globals["range"]}
-        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        _cached.append(environment)
-    return _cached[0]
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.globals = {"range": environment.globals["range"]}
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return environment
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> jinja2.Template:
+    return _environment().from_string(text)
 
 
 def _syntax(error: jinja2.TemplateSyntaxError) -> str:
-    return f"{error.message}" if error.message else "it cannot be read"
+    return (error.message or "it cannot be read").rstrip(".")
