@@ -21,7 +21,19 @@ Reason = Literal["exited", "start_timeout", "start_hang", "port_in_use", "time_l
 # SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
 _KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
 _WAITS_IN_NCCL = re.compile(r"NCCL|nccl|[Ii]nit torch distributed|all.?reduce")
-_BY_SIGNAL = {15: "sigterm", 7: "sigbus", 4: "sigill"}
+# What a server that was ready can suffer without saying that it died.
+_OF_SERVING = {
+    "oom_gpu",
+    "oom_host",
+    "fit",
+    "comm_error",
+    "comm_hang",
+    "limits",
+    "disk_full",
+    "driver_mismatch",
+    "crash",
+}
+_BY_SIGNAL = {15: "sigterm", 7: "sigbus", 4: "sigill", 2: "sigint"}
 _BY_CODE = {2: "usage", 126: "not_found", 127: "not_found"}
 
 
@@ -69,9 +81,8 @@ def classify(
     if signal is None and exit_code is not None and (exit_code < 0 or 128 < exit_code < 160):
         signal = -exit_code if exit_code < 0 else exit_code - 128
     reading = Reading(ServerLog(log), engine, phase)
-    hits = [hit for hit in reading.hits if not hit.quiet]
-    if requested_stop:
-        hits = [hit for hit in hits if hit.signature.rank == "root"]
+    failed = bool(exit_code) or signal is not None or reason is not None
+    hits = _counting(reading, failed, requested_stop)
     told = (
         _by_starter(reading, reason)
         or _first(reading, [hit for hit in hits if not reading.survived(hit)], "root")
@@ -80,12 +91,24 @@ def classify(
     )
     if told is None and not requested_stop:
         not_by_kernel = evidence is not None and evidence.oom_kills == 0
-        failed = bool(exit_code) or signal is not None or reason is not None
         told = _without_cause(reading, hits, failed, not_by_kernel)
         stuck = reason in ("start_timeout", "start_hang", "time_limit")
         if failed and (told is None or (stuck and told.klass == "unknown")):
             told = _by_end(reading, exit_code, signal, reason, not_by_kernel)
     return replace(told or Diagnosis("none"), engine=reading.engine)
+
+
+def _counting(reading: Reading, failed: bool, requested_stop: bool) -> list[Hit]:
+    """The matches that may be causes. A server that was ready and that nothing says to be dead has survived whatever
+    only a start can die of; what an orderly end writes after its beginning explains nothing."""
+    hits = [hit for hit in reading.hits if not hit.quiet]
+    if requested_stop:
+        return [hit for hit in hits if hit.signature.rank == "root"]
+    if reading.stopped is not None and not failed and not any(hit.line < reading.stopped for hit in hits):
+        return []
+    if reading.ready is not None and not failed and all(hit.signature.rank != "wrapper" for hit in hits):
+        return [hit for hit in hits if hit.signature.klass in _OF_SERVING]
+    return hits
 
 
 def _first(reading: Reading, hits: list[Hit], rank: str) -> Diagnosis | None:

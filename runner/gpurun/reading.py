@@ -89,8 +89,9 @@ class Reading:
         """The phase by the stack."""
         frames = self.log.frames(line)
         patterns = frame_patterns()
-        if any(patterns["serving"].search(frame) for frame in frames):
-            return "serving"
+        for first in ("serving", "graphs"):
+            if any(patterns[first].search(frame) for frame in frames):
+                return first
         for frame in reversed(frames):
             for phase, pattern in patterns.items():
                 if pattern.search(frame):
@@ -156,6 +157,8 @@ class Reading:
             line = self.log.exception_after(line)
         elif self.log.is_source(line):
             return None
+        if signature.exception and not self.log.is_error(line):
+            return None
         if signature.frames:
             context = [*self.log.frames(line), *lines[max(0, line - 3) : line + 12]]
             if not re.search(signature.frames, "\n".join(context)):
@@ -173,6 +176,14 @@ class Reading:
         return bool(later) and any(
             other.line > min(later) and not other.quiet for other in self.hits if other is not hit
         )
+
+    @cached_property
+    def stopped(self) -> int | None:
+        """The line at which a ready server began an orderly end."""
+        if self.ready is None:
+            return None
+        lines = range(self.ready + 1, len(self.log.lines))
+        return next((at for at in lines if any(text in self.log.lines[at] for text in markers().stopping)), None)
 
     @cached_property
     def exception(self) -> int | None:

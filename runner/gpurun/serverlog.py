@@ -39,6 +39,7 @@ _LEVEL = re.compile(
 _INFORMATION = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\]|\sI\s+$")
 # Digits of short lines count: `exit code: -3` is not `exit code: -9`.
 _SHORT = 100
+_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|[Ee]rror|fatal)\b|\[E\]|\sE\s|what\(\):")
 _NO_DIGITS = dict.fromkeys(range(0x30, 0x3A))
 _ANSI = re.compile(r"(?:\x1b|\ufffd|\u241b)?\[[0-9;]{1,12}m|\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-B0-2]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u200b-\u200f\u2028-\u202e]")
@@ -121,11 +122,14 @@ class ServerLog:
 
     def quiet(self, line: int) -> bool:
         """Whether the logger itself called this line information or a warning."""
-        original = _ANSI.sub("", self.originals[line])
-        levels = list(_LEVEL.finditer(original[: _prefix_end(original)]))
+        levels = list(_LEVEL.finditer(self._prefix(line)))
         if not levels:
             return False
         return bool(levels[-1]["low"]) or (levels[-1]["letter"] or levels[-1]["end"] or "E") not in "EF"
+
+    def _prefix(self, line: int) -> str:
+        plain = _ANSI.sub("", self.originals[line])
+        return plain[: _prefix_end(plain)]
 
     def is_source(self, line: int) -> bool:
         """Whether this line is source code quoted by a traceback, not something that happened."""
@@ -141,6 +145,13 @@ class ServerLog:
         """The exception that this line reports as the end of a traceback, such as `KeyError`."""
         match = _EXCEPTION.match(self.lines[line])
         return match[0].rpartition(".")[2] if match and not match[0].endswith("Warning") else None
+
+    def is_error(self, line: int) -> bool:
+        """Whether this line, or one of the two before it, reports an exception or is called an error."""
+        for at in range(max(0, line - 2), line + 1):
+            if _EXCEPTION.search(self.lines[at]) or _ERROR.search(f"{self._prefix(at)} {self.lines[at][:24]}"):
+                return True
+        return False
 
     def exception_after(self, line: int) -> int:
         """The line of the exception that ends the traceback in which `line` stands; `line` itself if there is none."""

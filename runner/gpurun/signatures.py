@@ -32,6 +32,7 @@ class Signature(BaseModel):
     phase     where it always happens; `usual` is used only if the log itself does not tell.
     rank      root: says why; generic: says why, roughly; echo: says why, but may follow from a failure of another rank;
               wrapper: says only that something failed.
+    exception true: counts only on a line that reports an exception or an error, or right after one.
     frames    if given, some stack frame or line next to the match must match this too.
     unless    if this occurs anywhere in the log, the signature does not count.
     killed    true: says that a process got SIGKILL, which is evidence of an OOM kill unless the engine kills itself.
@@ -48,6 +49,7 @@ class Signature(BaseModel):
     phase: Phase | None = None
     usual: Phase | None = None
     rank: Literal["root", "generic", "echo", "wrapper"] = "root"
+    exception: bool = False
     frames: str | None = None
     unless: str | None = None
     killed: bool = False

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from gpurun.commands.explain import command
 from gpurun.diagnose import Evidence, classify
 from gpurun.serverlog import mask
@@ -92,7 +93,7 @@ def test_other_processes_writing_in_between_change_no_class(seed: int) -> None:
 
 
 def test_a_stop_that_was_asked_for_is_no_failure() -> None:
-    log = "INFO:     Application startup complete.\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    log = "INFO:     Application startup complete.\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore died.\n"
     assert classify(log, engine="vllm", exit_code=143, requested_stop=True).klass == "none"
     assert classify(log, engine="vllm", exit_code=0).klass == "engine_dead"
 
