@@ -20,6 +20,7 @@ from gpurun.fields import (
     EnvValue,
     FlagKey,
     FlagValue,
+    MetricName,
     Name,
     Percentage,
     RelativeFile,
@@ -237,8 +238,8 @@ class Metric(Section):
 class Compare(Section):
     """How verdicts are reached."""
 
-    primary: str = Field(default="output_tok_per_s", description="the metric that decides exit codes")
-    metrics: dict[str, Metric] = Field(
+    primary: MetricName = Field(default="output_tok_per_s", description="the metric that decides exit codes")
+    metrics: dict[MetricName, Metric] = Field(
         default_factory=lambda: {"output_tok_per_s": Metric(better="higher"), "ttft_p50_ms": Metric(better="lower")},
         min_length=1,
     )

@@ -13,6 +13,13 @@ from gpurun.engines import engine_names
 
 PORT_TOKEN = "@GPURUN_PORT@"  # noqa: S105 (the place of the port in argv and env, filled in on the host)
 
+METRICS = (
+    *("output_tok_per_s", "total_tok_per_s", "request_per_s"),
+    *(f"{name}_{what}_ms" for name in ("ttft", "tpot", "itl", "e2e") for what in ("mean", "p50", "p90", "p99")),
+    *("error_rate", "accept_length"),
+)
+"""What a campaign can judge by: the names that `parsers` gives."""
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
@@ -155,6 +162,12 @@ def _engine(value: object) -> str:
     return value
 
 
+def _metric(value: object) -> object:
+    if value in METRICS:
+        return value
+    raise Complaint(f"there is no metric `{value}`", allowed=METRICS)
+
+
 def _wheel(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!]*", value):
         return value
@@ -210,6 +223,7 @@ EngineName = Annotated[
     BeforeValidator(_engine),
     WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(engine_names())})(==.+)?$"}),
 ]
+MetricName = Annotated[str, BeforeValidator(_metric), WithJsonSchema({"type": "string", "enum": list(METRICS)})]
 Text = Annotated[str, BeforeValidator(lambda value: text(value) if isinstance(value, str) else value)]
 Wheel = Annotated[str, BeforeValidator(_wheel)]
 Sha256 = Annotated[str, BeforeValidator(_sha256)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpurun.cases import check
 from gpurun.compare import Rules
 from gpurun.config import Campaign, campaign_schema, examine, parse
 from gpurun.errors import ConfigError, Problem
-from gpurun.fields import duration, percentage
+from gpurun.fields import METRICS, duration, percentage
 from gpurun.load import load_text
+from gpurun.parsers import parse_builtin
 
 CAMPAIGN = """\
 version: 1
@@ -235,3 +239,58 @@ def test_the_schema_says_what_each_key_is_for() -> None:
         assert schema["$defs"][name]["description"], name
     assert schema["$defs"]["Timeouts"]["properties"]["start"]["default"] == "15m"
     assert schema["$defs"]["Server"]["properties"]["flags"]["description"]
+
+
+def test_metrics_are_those_that_the_parser_gives() -> None:
+    request = {
+        "intended": 0.0, "sent": 0.0, "first": 0.1, "last": 0.3, "end": 0.3, "ok": True, "error": None, "status": 200,
+        "prompt_tokens": 4, "output_tokens": 3, "usage": True, "chunks": [0.1, 0.2, 0.3], "finish": "length",
+        "timings": {"draft_n": 2, "draft_n_accepted": 1},
+    }  # fmt: skip
+    raw = {"schema": "gpurun.load/1", "window": {"start_unix": 0.0, "duration_s": 1.0}, "requests": [request]}
+    given_metrics = set(parse_builtin(raw).metrics)
+    assert set(METRICS) - {"accept_length"} <= given_metrics
+    said = problems("compare.metrics.ttft_p99={better: lower}")
+    assert said[0].message == "`compare.metrics.ttft_p99`: there is no metric `ttft_p99`"
+    assert said[0].nearest == "ttft_p99_ms"
+
+
+PLACES = [
+    *("server", "flags", "model", "env", "argv", "ready", "variants", "one-thread", "matrix", "axes", "exclude"),
+    *("benchmarks", "chat", "load", "data", "compare", "x", "a b", "server.flags.x", "benchmarks.chat.load.requests"),
+]
+odd = st.recursive(
+    st.sampled_from(
+        [None, True, False, 0, -1, 1.5, 10**30, "", "x", "{{ x }}", "{{ host.cpus }}", "{{", "../x", "5m", "2%"]
+    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(PLACES), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.sampled_from(PLACES), min_size=1, max_size=4), odd), min_size=1, max_size=3))
+def test_whatever_is_wrong_is_a_complaint_with_a_position(changes: list[tuple[list[str], Any]]) -> None:
+    data = copy.deepcopy(yaml.safe_load(CAMPAIGN))
+    for path, value in changes:
+        here = data
+        for part in path[:-1]:
+            here = here.setdefault(part, {}) if isinstance(here, dict) else {}
+        if isinstance(here, dict):
+            here[path[-1]] = value
+    try:
+        check(examine(load_text(yaml.safe_dump(data), "c.yml")))
+    except ConfigError as error:
+        assert error.render()
+        assert all(problem.mark is not None for problem in error.problems)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from([*PLACES, "0", ""]), min_size=1, max_size=4), st.text("[]{}:'\"!*&{ \n\t1ax,", max_size=8)
+)
+def test_whatever_is_set_is_a_complaint_or_right(path: list[str], value: str) -> None:
+    try:
+        check(examine(load_text(CAMPAIGN, "c.yml"), [f"{'.'.join(path)}={value}"]))
+    except ConfigError as error:
+        assert error.render()
