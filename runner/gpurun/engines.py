@@ -35,9 +35,7 @@ class Install(Part):
     kind: Literal["uv"] = "uv"
     python: str | None = Field(default=None, description="Python version for the environment; null: the host's own")
     packages: list[str] = Field(description="requirements; `{{ engine.version }}` is the version asked for")
-    check: list[str] = Field(
-        default_factory=list, description="arguments to the environment's Python that must succeed"
-    )
+    check: list[str] = Field(default_factory=list, description="argv that must succeed in a complete environment")
 
 
 class Command(Part):

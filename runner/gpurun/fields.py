@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, WithJsonSchema
 
@@ -181,8 +182,10 @@ def _sha256(value: object) -> str:
 
 
 def _url(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+/\S*[^\s/]", value):
-        return value
+    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+/\S*", value):
+        file = unquote(urlsplit(value).path).rpartition("/")[2]
+        if file not in ("", ".", ".."):
+            return text(value)
     raise Complaint("not the http(s) address of a file", hint="write no user or password into it")
 
 

@@ -116,7 +116,7 @@ def model_on_host(model: Model, home: str) -> dict[str, Any]:
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", origin if kind in ("hf", "wheel") else last).strip("-.")[:60]
     key = f"{slug}-{digest(source)[:8]}"
     path = f"{home}/models/{key}"
-    if file and not re.search(r"[*?\[]", file):
+    if file and not (kind == "hf" and re.search(r"[*?\[]", file)):
         path += f"/{file}"
     return {"kind": kind, "key": key, "name": name, **source, "path": path}
 

