@@ -24,6 +24,7 @@ _PREFIX = re.compile(
     | \[(?:TRT-LLM|TRT|TensorRT-LLM|transformers|[IWEFV]|RANK\s\d+|INFO|WARNING|ERROR|DEBUG)\]
     | (?:\[\s*\d+(?:,\d+)?\]<std(?:out|err)>:?)                                 # mpirun
     | \[\s{0,5}\d+\.\d{6}\]                                                     # dmesg
+    | [IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s+\d+\s[\w./-]+:\d+\]               # glog
     | \[?rank\s?\d+\]?:
     | \([A-Z][\w:]*(?:\s\w+=[\w.:]+|,\s\w+=[\w.:]+)*\s(?:pid|ip)=[\w.:]+(?:,\s\w+=[\w.:]+)*\)
     | (?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=\s+(?:\d\d-\d\d\s|\[)|:\s|:\w)
@@ -34,9 +35,9 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _LEVEL = re.compile(
-    r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"
+    r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[?\b(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"
 )
-_INFORMATION = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\]|\sI\s+$")
+_INFORMATION = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\]|\sI\s+$|^I\d{4}\s")
 # Digits of short lines count: `exit code: -3` is not `exit code: -9`.
 _SHORT = 100
 _ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|[Ee]rror|fatal)\b|\[E\]|\sE\s|what\(\):")
