@@ -193,6 +193,8 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
+        if max(text, default="") >= "\ud800" and node.style == '"':  # JSON writes some characters as two halves
+            text = node.value = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         if any("\ud800" <= char <= "\udfff" or char == "\0" for char in text):
             self._complain("text with a NUL or half a surrogate pair cannot be given to a program", node)
             return ""

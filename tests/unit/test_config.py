@@ -243,6 +243,12 @@ def test_the_schema_says_what_each_key_is_for() -> None:
     assert schema["$defs"]["Server"]["properties"]["flags"]["description"]
 
 
+def test_an_unknown_engine_names_the_known_ones() -> None:
+    (problem,) = problems("server.engine=llamacp")
+    assert problem.message == "`server.engine`: there is no engine `llamacp`"
+    assert problem.nearest == "llamacpp" and {"llamacpp", "command"} <= set(problem.allowed)
+
+
 def test_metrics_are_those_that_the_parser_gives() -> None:
     request = {
         "intended": 0.0, "sent": 0.0, "first": 0.1, "last": 0.3, "end": 0.3, "ok": True, "error": None, "status": 200,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,13 @@ def test_merge_keys_are_refused() -> None:
 @pytest.mark.parametrize("text", [r'"\0"', r'"\uD800"'])
 def test_text_that_no_program_can_get_is_refused(text: str) -> None:
     assert "NUL" in load_text(f"a: {text}", "f.yml").problems[0].message
+
+
+def test_json_is_read_with_all_its_characters() -> None:
+    data = {"a": '🚀 ü "x" \\ \n', "b": [1, None, True, {"c": "on"}]}
+    for ascii_only in (True, False):
+        document = load_text(json.dumps(data, indent=1, ensure_ascii=ascii_only), "f.yml")
+        assert (document.data, document.problems) == (data, ())
 
 
 def test_files(tmp_path: Path) -> None:
