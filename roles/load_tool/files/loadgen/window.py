@@ -16,7 +16,7 @@ from loadgen.wire import Connection, Exchange
 _monotonic = time.monotonic_ns
 _TICK_NS = 250_000_000  # how often deadlines and progress are looked at
 _SLICE = 32  # fragments decoded at a time when nothing is ready: about 0.2 ms
-_BACKLOG = 1 << 18  # more undecoded fragments than this are decoded at once, to bound memory (some 100 MB)
+_BACKLOG = 1 << 17  # more undecoded fragments than this are decoded at once, to bound memory (some 60 MB)
 
 
 class Pool:
