@@ -134,9 +134,7 @@ def test_answer_of_a_stranger_on_our_port_is_not_our_readiness(job: Job) -> None
 
 
 def test_port_that_is_taken_is_refused_and_its_holder_named(job: Job) -> None:
-    code = (
-        "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"
-    )
+    code = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as stranger:
         try:
             assert stranger.stdout is not None
@@ -204,7 +202,7 @@ def test_child_inherits_only_what_a_login_has(job: Job, monkeypatch: pytest.Monk
     assert "AWS_SECRET_ACCESS_KEY" not in names
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 101])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 161])
 def test_names_that_could_leave_the_folder_are_refused(home: Path, name: str) -> None:
     with pytest.raises(Exception, match="is not a name"):
         Job(home, name, "job1")
@@ -224,6 +222,16 @@ def test_client_is_ended_when_its_server_dies(job: Job) -> None:
     report = client.report()
     assert (report["status"], report["reason"]) == ("failed", "server_died")
     assert "job1 ended while the load ran" in report["message"]
+
+
+def test_client_that_notices_first_that_its_server_died_does_not_hide_it(job: Job) -> None:
+    start_server(job)
+    await_ready(job, 10)
+    code = "import os, sys; os.kill(int(sys.argv[1]), 9); sys.exit('connection reset')"
+    client = start_client(Job(job.home, "run1", "client"), *python(code), str(job.report()["pid"]))
+    await_end(client, 10, job)
+    assert client.report()["status"] == "failed"
+    assert (job.report()["status"], job.report()["signal"]) == ("failed", signal.SIGKILL)
 
 
 def test_client_that_fails_keeps_its_code(job: Job) -> None:

@@ -105,6 +105,14 @@ def test_resumed_run_starts_its_jobs_anew(home: Path) -> None:
     assert old.asked is None and not old.directory.exists()
 
 
+def test_dead_controller_that_returns_by_name_takes_the_host_anew(home: Path) -> None:
+    """A resumed run that still names its first controller."""
+    dead = controller(dead_pid())
+    locks.hold(home, wanted("run1", dead), 0)
+    start_client(Job(home, "run1", "job1"), *python("import time; time.sleep(600)"))
+    assert len(locks.hold(home, wanted("run1", dead), 0)["ended"]) == 1
+
+
 def test_same_run_from_two_living_controllers_is_refused(home: Path) -> None:
     locks.hold(home, wanted("run1", controller(os.getpid())), 0)
     assert locks.hold(home, wanted("run1", controller(os.getppid())), 0)["held"] is False

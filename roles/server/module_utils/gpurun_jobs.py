@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.gpurun_processes import Process, belonging, descendants, is_alive, look
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,159}")
 _POLL_S = 0.03
 _FIRST_SIGN_S = 15.0  # for a supervisor to say who it is, on a host that is busy
 _TAIL_BYTES = 65536
@@ -36,7 +36,7 @@ def expand_home(home: str) -> Path:
 def check_name(word: str, what: str) -> str:
     """A run or job name that is safe as a folder and in a unit's name. Raises JobError."""
     if not _NAME.fullmatch(word):
-        raise JobError(f"{what} {word!r} is not a name: letters, digits, '.', '_' and '-', at most 100, no '.' first")
+        raise JobError(f"{what} {word!r} is not a name: letters, digits, '.', '_' and '-', at most 160, no '.' first")
     return word
 
 

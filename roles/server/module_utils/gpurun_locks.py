@@ -44,7 +44,7 @@ def renew(home: Path, run: str) -> bool:
 def hold(home: Path, wanted: State, wait_s: float) -> State:
     """Take or keep the host for `wanted` (run, campaign, controller, lease_s), waiting up to `wait_s`.
 
-    Returns {held, changed, taken_from, holder, ended}. When the host is taken, everything that an earlier controller
+    Returns {held, changed, holder, ended}. When the host is taken, everything that an earlier controller
     left of this run, and of the run that held it, has been ended, and this run's job directories are gone: a run that
     is resumed starts its jobs anew.
     """
@@ -52,25 +52,24 @@ def hold(home: Path, wanted: State, wait_s: float) -> State:
     while True:
         with _guard(home):
             lock = holder(home)
-            same = lock is not None and lock["run"] == wanted["run"] and _same(lock["controller"], wanted["controller"])
-            if same or not lock or is_abandoned(lock):
-                return _take(home, lock, wanted, same)
+            if lock is None or is_abandoned(lock):
+                return _take(home, lock, wanted)
+            if lock["run"] == wanted["run"] and _same(lock["controller"], wanted["controller"]):
+                write_state(home / "lock.json", {**lock, **wanted, "renewed_at": time.time()})
+                return {"held": True, "changed": False, "holder": None, "ended": []}
         if time.monotonic() >= until:
-            return {"held": False, "changed": False, "taken_from": None, "holder": lock, "ended": []}
+            return {"held": False, "changed": False, "holder": lock, "ended": []}
         time.sleep(_POLL_S)
 
 
-def _take(home: Path, lock: State | None, wanted: State, same: bool) -> State:
-    now = time.time()
-    if lock and same:
-        write_state(home / "lock.json", {**lock, **wanted, "renewed_at": now})
-        return {"held": True, "changed": False, "taken_from": None, "holder": None, "ended": []}
+def _take(home: Path, lock: State | None, wanted: State) -> State:
     runs = {wanted["run"], lock["run"]} if lock else {wanted["run"]}
     # Ours only once all of the old one is ended: should we be killed here, the next one does it again.
     ended = [one for run in sorted(runs) for one in stop(home, run)]
     purge(home, wanted["run"])
+    now = time.time()
     write_state(home / "lock.json", {**wanted, "since": now, "renewed_at": now})
-    return {"held": True, "changed": True, "taken_from": lock, "holder": None, "ended": ended}
+    return {"held": True, "changed": True, "holder": None, "ended": ended}
 
 
 def release(home: Path, run: str) -> bool:

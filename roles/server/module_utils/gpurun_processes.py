@@ -93,7 +93,8 @@ def descendants(root: int) -> list[Process]:
 def belonging(home: Path, run: str | None = None, job: str | None = None) -> list[Process]:
     """Processes of a job, of a run, or of every run under this home, wherever they went. Never this process itself.
 
-    They are known by GPURUN_HOME and GPURUN_JOB in the environment they were started with, or by the job's log as their
+    Installations and downloads of a run are found like its jobs, under names of their own. All are known by GPURUN_HOME
+    and GPURUN_JOB in the environment they were started with, or by the job's log as their
     standard output or error: engines that write their own process titles overwrite the memory of that environment.
     """
     below = f"{run}/{job}" if run and job else f"{run}/" if run else ""
@@ -110,10 +111,12 @@ def _marked(pid: int, home: Path, below: str, whole: bool) -> bool:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False  # gone, or somebody else's
-    if f"GPURUN_HOME={home}".encode() not in environ:
-        return False
     mark = f"GPURUN_JOB={below}".encode()
-    return mark in environ if whole else any(entry.startswith(mark) for entry in environ)
+    if mark not in environ if whole else not any(entry.startswith(mark) for entry in environ):
+        return False
+    # Ansible sets the home of installations as it was written, with a `~`.
+    homes = [entry[12:].decode(errors="replace") for entry in environ if entry.startswith(b"GPURUN_HOME=")]
+    return any((Path.home() / Path(told).expanduser()).resolve() == home for told in homes)
 
 
 def _logs(pid: int, folder: str) -> bool:

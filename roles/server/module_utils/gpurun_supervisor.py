@@ -103,7 +103,8 @@ class Job:
         log = os.open(self.directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # Its output goes to the file without passing through us: a flood or a full disk is the child's own affair.
-            self.child = subprocess.Popen(
+            # Kept, because a Popen that is forgotten collects its child, and the exit code with it.
+            self._popen = subprocess.Popen(
                 self.spec["argv"],
                 env=self.spec["env"],
                 cwd=self.spec["cwd"],
@@ -112,7 +113,8 @@ class Job:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=prepare,  # safe: no thread exists yet
-            ).pid
+            )
+            self.child = self._popen.pid
         finally:
             os.close(log)
 

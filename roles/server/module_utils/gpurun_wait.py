@@ -12,6 +12,7 @@ from ansible.module_utils.gpurun_processes import handle
 from ansible.module_utils.gpurun_stop import end_with_reason, stop
 
 _POLL_S = 0.05
+_CAUSE_S = 1.0  # a client that fails may have noticed the death of its server before the server's supervisor has
 
 
 def await_ready(job: Job, wait_s: float) -> None:
@@ -30,6 +31,8 @@ def await_end(job: Job, wait_s: float, server: Job | None = None) -> None:
         _sleep_until_one_ends(jobs, until - time.monotonic())
     if server is not None and server.is_over() and not job.is_over():
         end_with_reason(job, "server_died", f"the server {server.name} ended while the load ran")
+    if server is not None and job.report()["status"] == "failed":
+        server.wait(_CAUSE_S, lambda: False)
     _tidy(job)
 
 
