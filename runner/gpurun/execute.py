@@ -23,7 +23,7 @@ from gpurun.manifest import Controller as Conductor
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
-from gpurun.store import RunStore
+from gpurun.store import RunStore, find
 
 _STOP_S = 60.0  # the longest that clean-up may take
 _PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
@@ -31,7 +31,6 @@ _STAGES: Mapping[str, events.Stage] = {
     "Start the server": "starting",
     "Send the load": "measuring",
     "Bring the sample home": "collecting",
-    "Stop the server": "stopping",
 }
 
 
@@ -43,6 +42,7 @@ class BenchOptions:
     limit: str | None = None
     results_dir: Path | None = None
     fail_on: FailOn = "failure"
+    resume: str | None = None
     command: Sequence[str] = ()
 
 
@@ -90,32 +90,35 @@ class _Run:
         self._secrets = secrets
         self._store: RunStore | None = None
         self._lost: dict[str, str] = {}
+        self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
 
     def whole(self) -> BenchResult:
         """Everything, in order."""
-        facts = self._preflight()
-        plan = steps.make_plan(self._campaign, self._cases, facts)
         results_dir = self._options.results_dir or Path(self._campaign.results.dir)
-        store = self._store = steps.open_run(
-            plan,
-            campaign_text=self._campaign.document.text,
-            results_dir=results_dir,
-            controller=Conductor.this(),
-            facts=facts,
-            command=self._options.command,
-            secrets=list(self._secrets.values()),
-        )
-        hosts = tuple(facts)
-        count = len(plan.samples)
+        earlier = None
+        if self._options.resume is not None:
+            earlier = find(results_dir, self._options.resume, list(self._secrets.values()))
+        facts = self._preflight()
+        plan = steps.make_plan(self._campaign, self._cases, facts, earlier.manifest.run if earlier else None)
+        text, kept = self._campaign.document.text, 0
+        if earlier is not None:
+            store = earlier
+            kept = steps.resume_run(store, plan, campaign_text=text, controller=Conductor.this())
+        else:
+            store = steps.open_run(
+                plan,
+                campaign_text=text,
+                results_dir=results_dir,
+                controller=Conductor.this(),
+                facts=facts,
+                command=self._options.command,
+                secrets=list(self._secrets.values()),
+            )
+        self._store, hosts = store, tuple(facts)
+        todo, about = len(plan.samples) - kept, str(store.directory)
         self._emit(
             events.RunStarted(
-                plan.run,
-                plan.campaign,
-                str(store.directory),
-                plan.rounds,
-                count,
-                hosts,
-                estimate_s=plan.estimate.total_s,
+                plan.run, plan.campaign, about, plan.rounds, todo, hosts, estimate_s=plan.estimate.total_s, reused=kept
             )
         )
         try:
@@ -151,9 +154,11 @@ class _Run:
     def _prepare(self, hosts: Sequence[str]) -> None:
         self._emit(events.StageStarted("prepare"))
         playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
+        told = set()  # a step may be a role's inclusion and its first task, both under one name
         for event in self._follow(playbook):
             task = event.task.rpartition(" : ")[2]
-            if event.kind == "start" and task in _PREPARATIONS:
+            if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
+                told.add((event.host, task))
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
         self._note_lost(playbook.outcome)
         if all(host in self._lost for host in hosts):
@@ -176,11 +181,14 @@ class _Run:
                 self._skip_lost(host, number)
 
     def _on_task(self, event: TaskEvent, positions: dict[str, list[dict[str, Any]]]) -> None:
-        waiting = positions.get(event.host)
+        waiting, task = positions.get(event.host), event.task.rpartition(" : ")[2]
+        if task == "Stop the server":  # that of the sample before, which is home already
+            if event.kind == "start" and event.host in self._home:
+                self._emit(events.SampleStage(self._home[event.host], "stopping"))
+            return
         if not waiting:
             return
         where = _where(waiting[0])
-        task = event.task.rpartition(" : ")[2]
         if event.kind == "start" and task in _STAGES:
             self._emit(events.SampleStage(where, _STAGES[task]))
         elif event.kind == "retry" or (event.kind == "ok" and "job" in event.result):
@@ -188,6 +196,7 @@ class _Run:
         if event.kind == "ok" and task == "Bring the sample home":
             planned = waiting.pop(0)
             sample = self._find(planned)
+            self._home[event.host] = where
             self._emit(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
 
     def _on_job(self, where: events.Where, job: Mapping[str, Any]) -> None:

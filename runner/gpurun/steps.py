@@ -26,6 +26,7 @@ from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
+PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
 _ENDED = "server.ended.json"
 _FAILED = ("failed", "exited")
 
@@ -73,9 +74,31 @@ def read_campaign(
     return check(examine(document, overrides), variants)
 
 
-def make_plan(campaign: Campaign, cases: Sequence[Case], facts: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """The plan of a new run on the hosts with these facts."""
-    return build(campaign, cases, facts, new_run_id(time.time()))
+def make_plan(
+    campaign: Campaign, cases: Sequence[Case], facts: Mapping[str, Mapping[str, Any]], run: str | None = None
+) -> Plan:
+    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with."""
+    return build(campaign, cases, facts, run or new_run_id(time.time()))
+
+
+def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller) -> int:
+    """Go on with a run. Returns how many samples are kept: those of the same content, measured or failed for good.
+
+    What failed for a passing cause, or was measured with other settings, is set aside and measured again.
+    """
+    content = {(planned.round, planned.case, planned.host): planned.content for planned in plan.samples}
+    kept = 0
+    for sample in store.samples():
+        key = (sample.round, sample.case, sample.host)
+        passing = sample.failure is not None and sample.failure.klass in PASSING
+        if content.get(key) == sample.content and not passing:
+            kept += 1
+        elif key in content:
+            store.set_aside(sample)
+    store.write_campaign(campaign_text)
+    store.write_plan(plan.model_dump(mode="json", by_alias=True))
+    store.set_status("running", controller=controller)
+    return kept
 
 
 def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> RunStore:

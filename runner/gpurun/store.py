@@ -173,6 +173,10 @@ class RunStore:
                 raise
         return place
 
+    def set_aside(self, sample: Sample) -> None:
+        """Keep a sample under another name, so that it can be measured again."""
+        _step_aside(self.sample_dir(sample))
+
     def sample_dir(self, sample: Sample) -> Path:
         """Where a sample is, or will be."""
         return self._place(sample.round, sample.case, sample.host)
@@ -257,20 +261,20 @@ def list_runs(results_dir: Path) -> list[RunSummary]:
     return sorted(found, key=lambda run: (run.started_at, run.run), reverse=True)
 
 
-def find(results_dir: Path, reference: str) -> RunStore:
+def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunStore:
     """A run by id, by either end of its id, by its directory, or `last`. GpurunError where that is not one run."""
     if (Path(reference) / "manifest.json").is_file():
-        return RunStore.open(Path(reference))
+        return RunStore.open(Path(reference), secrets)
     runs = list_runs(results_dir)
     if not runs:
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
         raise GpurunError("there are no runs here yet", where=str(results_dir), hint=hint)
     if reference == "last":
-        return RunStore.open(runs[0].directory)
+        return RunStore.open(runs[0].directory, secrets)
     exact = [run for run in runs if reference in (run.run, f"{run.campaign}/{run.run}")]
     alike = exact or [run for run in runs if run.run.startswith(reference) or run.run.endswith(reference)]
     if reference and len(alike) == 1:
-        return RunStore.open(alike[0].directory)
+        return RunStore.open(alike[0].directory, secrets)
     if reference and alike:
         names = ", ".join(f"{run.campaign}/{run.run}" for run in alike[:5])
         raise GpurunError(f"`{reference}` could be {len(alike)} runs: {names}", where=str(results_dir))

@@ -36,6 +36,7 @@ from gpurun.result import FailOn
     show_default=True,
     help="what makes the exit code other than 0",
 )
+@click.option("--resume", metavar="RUN", help="go on with this run: what was measured with the same content is kept")
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON document")
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
 @click.option("--progress/--no-progress", default=None, help="live line or plain lines; default: by the terminal")
@@ -47,6 +48,7 @@ def command(
     overrides: tuple[str, ...],
     results: Path | None,
     fail_on: FailOn,
+    resume: str | None,
     as_json: bool,
     color: str,
     progress: bool | None,
@@ -64,7 +66,7 @@ def command(
 
     campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
-    options = BenchOptions(inventory, limit, results, fail_on, command=["gpurun", *sys.argv[1:]])
+    options = BenchOptions(inventory, limit, results, fail_on, resume, command=["gpurun", *sys.argv[1:]])
     done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
