@@ -101,7 +101,7 @@ class Markers(BaseModel):
     ready: dict[str, list[str]]
     stopping: list[str]
     phases: dict[Phase, list[str]]
-    frames: dict[Phase, str]
+    frames: dict[Phase, list[str]]
     harmless: list[str]
     ends: dict[str, End]
 
@@ -178,4 +178,4 @@ def harmless() -> re.Pattern[str]:
 @cache
 def frame_patterns() -> dict[Phase, re.Pattern[str]]:
     """Stack frames that tell a phase."""
-    return {phase: re.compile(pattern) for phase, pattern in markers().frames.items()}
+    return {phase: re.compile("|".join(patterns)) for phase, patterns in markers().frames.items()}

@@ -163,12 +163,10 @@ def test_what_is_shown_is_bounded_and_has_no_secret() -> None:
 def test_twenty_megabytes_take_seconds() -> None:
     noise = random.Random(7)
     words = ["cat", "error", "memory", "Killed", "failed", "cannot", "file"]
+    texts = [" ".join(noise.choice(words) for _ in range(20)) for _ in range(500)]
     lines = ["Starting to load model", "INFO:     Application startup complete."]
-    size = 0
-    while size < 20_000_000:
-        text = " ".join(noise.choice(words) for _ in range(20))
-        lines.append(f"[2026-10-05 08:00:00 TP0] Prefill batch {noise.random()} of {text}")
-        size += len(lines[-1]) + 1
+    for number in range(20_000_000 // 160):
+        lines.append(f"[2026-10-05 08:00:00 TP0] Prefill batch {number:x} of {texts[number % 500]}")
     lines.append("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. ")
     began = time.process_time()
     told = classify("\n".join(lines), engine="vllm")
