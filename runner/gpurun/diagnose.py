@@ -146,7 +146,8 @@ def _by_name(reading: Reading, name: str, line: int | None = None, phase: Phase 
     at = reading.last if line is None else line
     phase = end.phase or phase or reading.framed(at) or reading.marked(at) or reading.given_phase or "start"
     klass = _settled(end.klass, phase)
-    return Diagnosis(klass, phase, at + 1, reading.log.shown(at), end.advice, others=reading.telling())
+    number = at + 1 if reading.log.lines[at] else None  # an empty log proves nothing
+    return Diagnosis(klass, phase, number, reading.log.shown(at), end.advice, others=reading.telling())
 
 
 def _by_starter(reading: Reading, reason: Reason | None) -> Diagnosis | None:

@@ -151,6 +151,7 @@ def test_a_log_that_matches_nothing_is_unknown_with_its_most_telling_lines() -> 
     assert told.others == ("widget 7 failed to spin",)
     assert classify("hello\nbye\n").klass == "none"
     assert classify("").klass == "none"
+    assert classify("", exit_code=127).line is None
 
 
 def test_what_is_shown_is_bounded_and_has_no_secret() -> None:
