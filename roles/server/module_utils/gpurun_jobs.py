@@ -66,23 +66,18 @@ class Job:
 
     def supervisor(self) -> Process | None:
         """Its living supervisor."""
-        return self._living("supervisor")
-
-    def _living(self, name: str) -> Process | None:
-        state = self.read(name)
-        if not state or not is_alive(state["pid"], state["born"]):
-            return None
-        return look(state["pid"])
+        state = self.read("supervisor")
+        process = look(state["pid"]) if state else None
+        return process if process is not None and state and process.born == state["born"] else None
 
     def is_over(self) -> bool:
         """Whether it has ended, or its supervisor is gone. Two small reads: this is what waiting polls."""
         if (self.directory / "ended.json").exists():
             return True
-        if self.supervisor() is not None:
-            return False
-        if (self.directory / "supervisor.json").exists():
-            return True
-        return bool(time.time() - (self.asked or {}).get("created_at", 0) > _FIRST_SIGN_S)
+        known = self.read("supervisor")  # read once: it may appear at any moment
+        if known is None:
+            return bool(time.time() - (self.asked or {}).get("created_at", 0) > _FIRST_SIGN_S)
+        return not is_alive(known["pid"], known["born"])
 
     def is_ready(self) -> bool:
         """Whether the supervisor has seen it ready."""
