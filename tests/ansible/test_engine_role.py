@@ -235,17 +235,21 @@ def served(llamacpp: dict[str, Any], model: str) -> Iterator[tuple[subprocess.Po
     command = [llamacpp["python"], f"{llamacpp['dir']}/{LAUNCHER}", *argv]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert process.stderr is not None
+    lines = iter(process.stderr)
+    drain = threading.Thread(target=list, args=(lines,))
     try:
-        lines = iter(process.stderr)
         said = [next(lines, b"")]
         while said[-1] and b"serving on" not in said[-1]:
             said.append(next(lines, b""))
         assert said[-1], b"".join(said).decode()
-        threading.Thread(target=list, args=(lines,), daemon=True).start()  # keeps the pipe empty
+        drain.start()  # keeps the pipe empty
         yield process, f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+        if drain.is_alive():
+            drain.join()
+        process.stderr.close()
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
