@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from gpurun import __version__
 from gpurun.samples import Record
 
-MANIFEST_SCHEMA: Final = "gpurun.manifest/1"
 RunStatus = Literal["running", "done", "failed", "interrupted"]
 
 
@@ -53,7 +51,7 @@ class Manifest(Record):
     `hosts` holds each host's facts, `engines` each engine's version, `command` the command line without secrets.
     """
 
-    schema_: Literal["gpurun.manifest/1"] = Field(default=MANIFEST_SCHEMA, alias="schema")
+    schema_: Literal["gpurun.manifest/1"] = Field(default="gpurun.manifest/1", alias="schema")
     run: str
     campaign: str
     status: RunStatus = "running"
@@ -75,10 +73,8 @@ class Manifest(Record):
 
 
 def _pid_start(pid: int) -> int | None:
-    """A process's start in clock ticks since boot, so that a reused pid is not taken for it. None where unknown.
-
-    Source: proc_pid_stat(5), field 22; the fields are counted after the command name, which may hold anything.
-    """
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    """Field 22 of proc_pid_stat(5), so that a reused pid is not mistaken; counted after the name, which holds `)`."""
+    try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    return None
+    except (OSError, IndexError):
+        return None

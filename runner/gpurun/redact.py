@@ -11,35 +11,26 @@ MASK = "[secret]"
 _MIN_LENGTH = 4  # replacing shorter values would spell them out by what is missing elsewhere, and wreck every file
 
 
-def _forms(secrets: Sequence[str]) -> list[str]:
-    """Each secret as it is, in JSON and in a URL; longest first, so that one inside another leaves no remainder."""
+def redact(text: str, secrets: Sequence[str]) -> str:
+    """`text` with every secret of at least 4 characters replaced by a mask: as it is, in JSON, and in a URL."""
     forms = {
         form
         for secret in secrets
         if len(secret) >= _MIN_LENGTH
         for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, ""))
     }
-    return sorted(forms, key=len, reverse=True)
-
-
-def redact(text: str, secrets: Sequence[str]) -> str:
-    """`text` with every secret of at least 4 characters replaced by a mask."""
-    for form in _forms(secrets):
+    for form in sorted(forms, key=len, reverse=True):  # the longest first: one inside another leaves no remainder
         text = text.replace(form, MASK)
     return text
 
 
 def redact_bytes(content: bytes, secrets: Sequence[str]) -> bytes:
     """The same for a file's content, whatever its encoding."""
-    for form in _forms(secrets):
-        content = content.replace(form.encode(), MASK.encode())
-    return content
+    return redact(content.decode(errors="surrogateescape"), secrets).encode(errors="surrogateescape")
 
 
 def redact_tree(document: Any, secrets: Sequence[str]) -> Any:
     """The same for a JSON document, in keys and values; its structure stays."""
-    if not secrets:
-        return document
     if isinstance(document, str):
         return redact(document, secrets)
     if isinstance(document, Mapping):

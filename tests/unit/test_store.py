@@ -44,9 +44,7 @@ def tree(directory: Path) -> list[str]:
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     store = create(tmp_path / "results")
     store.write_plan({"schema": "gpurun.plan/1", "samples": []})
-    log = tmp_path / "log"
-    log.write_text("ready\n")
-    place = store.write_sample(sample(), {"server.log": log, "raw.json": b"{}"})
+    place = store.write_sample(sample(), {"server.log": b"ready\n", "raw.json": b"{}"})
     store.append_event({"event": "x"})
     store.append_event({"event": "y"})
     store.write_result({"schema": "gpurun.result/1"})
@@ -59,7 +57,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
         again.sample(2, "chat-1a2b", "h")
     assert (place / "server.log").read_text() == "ready\n"
     assert again.plan == {"schema": "gpurun.plan/1", "samples": []}
-    assert again.campaign_text == "version: 1\n"
+    assert (again.directory / "campaign.yml").read_text() == "version: 1\n"
     assert (again.manifest.status, again.manifest.exit_code) == ("done", 0)
     assert again.manifest.ended_at is not None
     assert [json.loads(line)["event"] for line in (store.directory / "events.jsonl").read_text().splitlines()] == [
@@ -119,7 +117,7 @@ def test_a_resumed_run_keeps_its_earlier_plan(tmp_path: Path) -> None:
 def test_a_sample_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     store = create(tmp_path)
     with pytest.raises(NotReadyError):
-        store.write_sample(sample(), {"raw.json": b"{}", "server.log": tmp_path / "missing"})
+        store.write_sample(sample(), {"raw.json": b"{}", "sample.json": b"in the record's place"})
     assert store.samples() == []
     assert tree(store.directory) == ["campaign.yml", "manifest.json"]
 
@@ -222,8 +220,7 @@ def test_names_stay_inside(tmp_path: Path, name: str) -> None:
 def test_secrets_are_written_nowhere(tmp_path: Path) -> None:
     secret = 'hf_"quoted"/väl+ue'
     store = create(tmp_path, secrets=[secret])
-    log = tmp_path / "log"
-    log.write_bytes(b"\xff binary\ntoken=" + secret.encode() + b"\nend")
+    log = b"\xff binary\ntoken=" + secret.encode() + b"\nend"
     store.write_plan({"env": {"T": secret}})
     store.append_event({"detail": f"token {secret}"})
     failure = Failure(klass="unknown", phase="start", proof=f"denied: {secret}")
