@@ -1,0 +1,55 @@
+"""Why a host cannot be used, in plain words, by what ssh, sudo and Ansible say (data/reachability.yml). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+_NAMED = re.compile(r'remote host "([^"]+)"')
+_NOISE = re.compile(
+    r'Task failed: |Data could not be sent to remote host "[^"]*"\. |Make sure this host can be reached over ssh: |'
+    r"Failed to connect to the host via ssh: "
+)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What keeps a host from being used. `kind` is a word of the table, or None where no pattern matches."""
+
+    kind: str | None
+    message: str
+    fix: str
+
+
+def explain(said: str) -> Trouble:
+    """The cause behind a task's message, and how to proceed. What is not known is told as it is."""
+    text = said.replace("\r\n", "\n")
+    named = _NAMED.search(text)
+    for pattern, entry in _table():
+        found = pattern.search(text)
+        if found:
+            known = {key: value for key, value in found.groupdict().items() if value}
+            words = {"address": named.group(1) if named else "the host", "port": "22", **known}
+            return Trouble(entry["kind"], entry["message"].format_map(words), entry["fix"].format_map(words))
+    return Trouble(None, _NOISE.sub("", text).strip(), "try the same by hand, over ssh")
+
+
+def told(troubles: Mapping[str, str]) -> tuple[str, str]:
+    """What is wrong with several hosts (name -> a task's message), as one sentence, and as one hint how to proceed."""
+    known = {host: explain(said) for host, said in troubles.items()}
+    fixes: dict[str, list[str]] = {}
+    for host, trouble in known.items():
+        fixes.setdefault(trouble.fix, []).append(host)
+    hint = "; ".join(fix if len(fixes) == 1 else f"{', '.join(hosts)}: {fix}" for fix, hosts in fixes.items())
+    return "; ".join(f"{host}: {trouble.message}" for host, trouble in known.items()), hint
+
+
+@cache
+def _table() -> list[tuple[re.Pattern[str], dict[str, str]]]:
+    entries = yaml.safe_load((Path(__file__).parent / "data" / "reachability.yml").read_text(encoding="utf-8"))
+    return [(re.compile(entry["pattern"], re.DOTALL), entry) for entry in entries]
