@@ -18,12 +18,15 @@ from gpurun.errors import ExitCode, GpurunError
 
 # Names and one-liners stand here so that --help imports nothing else.
 VERBS = {
+    "init": "Write a commented inventory and campaign to begin with.",
+    "doctor": "Check this machine and every host; each finding has a fix.",
     "bench": "Run a campaign: every variant measured, or its failure explained.",
     "plan": "Show what a campaign would do: settings, argv, order, time.",
     "validate": "Check campaign files; no host is touched.",
     "runs": "List and show stored runs.",
     "compare": "Compare a run's variants again, or two runs.",
     "explain": "Say why a server failed, from its log.",
+    "serve": "Start one variant and leave it up, for looking around.",
     "stop": "End whatever a run left on the hosts.",
     "schema": "Print the JSON Schema of the campaign file.",
 }

@@ -21,6 +21,7 @@ from gpurun.errors import ExitCode, HostError, InterruptedRunError
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
+from gpurun.reachability import explain, told
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
 from gpurun.store import RunStore, find
@@ -162,9 +163,10 @@ class _Run:
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
         self._note_lost(playbook.outcome)
         if all(host in self._lost for host in hosts):
+            message, fix = told(self._lost)
             raise HostError(
-                "no host could be prepared: " + "; ".join(f"{host}: {why}" for host, why in self._lost.items()),
-                hint="nothing was measured; what was installed is kept and reused by the next run",
+                f"no host could be prepared: {message}",
+                hint=f"{fix}; what was installed is kept and reused by the next run",
             )
 
     def _round(self, number: int, hosts: Sequence[str]) -> None:
@@ -225,7 +227,8 @@ class _Run:
 
     def _skip_lost(self, host: str, number: int) -> None:
         for planned in self._pending(host, number):
-            self._lose(planned, "host_unreachable", self._lost[host], "make the host reachable and use --resume")
+            trouble = explain(self._lost[host])
+            self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
         assert self._store is not None
@@ -247,7 +250,7 @@ class _Run:
         for host, why in lost.items():
             if host not in self._lost:
                 self._lost[host] = why
-                self._emit(events.HostLost(host, why))
+                self._emit(events.HostLost(host, explain(why).message))
 
     def _clean_up(self, hosts: Sequence[str]) -> None:
         """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
@@ -323,9 +326,5 @@ def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
             where=str(inventory),
             hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
         )
-    whys = {**outcome.failed, **outcome.unreachable}
-    return HostError(
-        "no host can be used: " + "; ".join(f"{host}: {why}" for host, why in whys.items()),
-        where=str(inventory),
-        hint="try `ssh` to it by hand; gpurun never accepts an unknown host key by itself",
-    )
+    message, hint = told({**outcome.failed, **outcome.unreachable})
+    return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)

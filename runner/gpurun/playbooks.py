@@ -98,8 +98,8 @@ _KINDS = {
 
 def message_of(result: Mapping[str, Any]) -> str:
     """The sentence in a task's result that says what went wrong."""
-    text = str(result.get("msg") or result.get("module_stderr") or result.get("stderr") or result)
-    return text.strip()
+    said = str(result.get("module_stderr") or result.get("module_stdout") or result.get("stderr") or "").strip()
+    return ": ".join(filter(None, [str(result.get("msg") or "").strip(), said])) or str(result)
 
 
 class Playbook:

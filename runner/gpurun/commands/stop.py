@@ -36,6 +36,7 @@ def command(
 
     from gpurun.errors import ConfigError, HostError
     from gpurun.playbooks import Controller
+    from gpurun.reachability import told
 
     if (run is None) != everything:
         raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")
@@ -55,10 +56,8 @@ def command(
     if not ended and not lost:
         raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
     if lost:
-        raise HostError(
-            "; ".join(f"{host}: {why}" for host, why in lost.items()),
-            hint="run the same command again when it can be reached",
-        )
+        message, fix = told(lost)
+        raise HostError(message, hint=f"{fix}; then run the same command again")
     return int(ExitCode.DONE)
 
 
