@@ -69,48 +69,48 @@ def gpurun() -> None:
     """
 
 
-def _report_bug(error: BaseException) -> None:
-    """One line for the person, the rest into a file that can be pasted into an issue."""
+def _report_bug(error: BaseException) -> str:
+    """One line for the person, the rest into a file that can be pasted into an issue; returns the line."""
     with tempfile.NamedTemporaryFile("w", prefix="gpurun-bug-", suffix=".md", delete=False) as log:
         log.write(f"gpurun {__version__}, Python {sys.version}, {sys.platform}\n\n```\n")
         log.write("".join(traceback.format_exception(error)))
         log.write("```\n")
-    click.echo(
-        f"error: a bug in gpurun: {type(error).__name__}: {error}\n  --> {log.name}\n"
-        "hint: please report it with that file",
-        err=True,
-    )
+    message = f"a bug in gpurun: {type(error).__name__}: {error}"
+    click.echo(f"error: {message}\n  --> {log.name}\nhint: please report it with that file", err=True)
+    return message
+
+
+def _as_document(code: ExitCode, message: str, error: GpurunError | None = None) -> int:
+    """With `--json`, an error is also one JSON document on stdout: a program that reads it never parses text."""
+    if "--json" in sys.argv or any(os.environ.get(f"GPURUN_{verb.upper()}_JSON") for verb in sys.argv[1:2]):
+        import json
+
+        told = error.document() if error else {"code": int(code), "message": message, "hint": None, "where": None}
+        document = {**((error and error.result) or {}), "error": told}
+        click.echo(json.dumps(document, indent=2, sort_keys=True))
+    return int(code)
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """Run `call` and turn what it raises into a message on stderr and an exit code.
-
-    With `--json` among the arguments an error is also one JSON document on stdout, so that a program that reads it
-    never has to parse text.
-    """
+    """Run `call` and turn what it raises into a message on stderr and an exit code."""
     try:
         result = call()
     except GpurunError as error:
         click.echo(error.render(), err=True)
-        if "--json" in sys.argv:
-            import json
-
-            click.echo(json.dumps({"error": error.document()}, indent=2, sort_keys=True))
-        return int(error.exit_code)
+        return _as_document(error.exit_code, error.message, error)
     except click.ClickException as error:
         error.show()
-        return int(ExitCode.CONFIG)
+        return _as_document(ExitCode.CONFIG, error.format_message())
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return int(ExitCode.INTERRUPTED)
+        return _as_document(ExitCode.INTERRUPTED, "interrupted")
     except BrokenPipeError:  # `gpurun runs | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.DONE)
     except Exception as error:
-        _report_bug(error)
-        return int(ExitCode.BUG)
+        return _as_document(ExitCode.BUG, _report_bug(error))
     return result if isinstance(result, int) else int(ExitCode.DONE)
 
 

@@ -9,7 +9,7 @@ GpurunError              anything a user can cause or cure; carries the exit cod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -75,9 +75,13 @@ class Problem:
 
 
 class GpurunError(Exception):
-    """Something that a user can cause or cure. `where` is a path, a host or a log line; `hint` is the next step."""
+    """Something that a user can cause or cure. `where` is a path, a host or a log line; `hint` is the next step.
+
+    `result` is the result document of a run that ended with this error, as far as it came.
+    """
 
     exit_code = ExitCode.CASE_FAILED
+    result: Mapping[str, object] | None = None
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)

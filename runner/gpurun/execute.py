@@ -17,7 +17,7 @@ from gpurun import events, steps
 from gpurun.assess import Assessment
 from gpurun.cases import Case
 from gpurun.config import Campaign
-from gpurun.errors import ExitCode, HostError, InterruptedRunError
+from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError, NotReadyError
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
@@ -43,6 +43,7 @@ class BenchOptions:
     limit: str | None = None
     results_dir: Path | None = None
     fail_on: FailOn = "failure"
+    wait_s: float = 0.0  # for a host that another run holds
     resume: str | None = None
     command: Sequence[str] = ()
 
@@ -91,6 +92,7 @@ class _Run:
         self._secrets = secrets
         self._store: RunStore | None = None
         self._lost: dict[str, str] = {}
+        self._forgive: tuple[type[Exception], ...] = ()
         self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
 
     def whole(self) -> BenchResult:
@@ -126,15 +128,16 @@ class _Run:
             self._prepare(hosts)
             for number in range(1, plan.rounds + 1):
                 self._round(number, hosts)
-        except InterruptedRunError:
+        except GpurunError as error:
             self._clean_up(hosts)
-            steps.close_run(store, status="interrupted")
-            raise
+            raise self._cut_short(error) from None
         except BaseException:
             self._clean_up(hosts)
-            store.set_status("failed", now=time.time(), exit_code=int(ExitCode.HOST_FAILED))
+            store.set_status("failed", now=time.time(), exit_code=int(ExitCode.BUG))
             raise
         self._clean_up(hosts)
+        if self._interrupts.count > 1:
+            raise self._cut_short(self._interrupted())
         document, report, code = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
         self._emit(events.RunFinished("done", int(code)))
         return BenchResult(store, document, report, code)
@@ -158,6 +161,8 @@ class _Run:
         told = set()  # a step may be a role's inclusion and its first task, both under one name
         for event in self._follow(playbook):
             task = event.task.rpartition(" : ")[2]
+            if event.kind == "ok" and event.result.get("ended"):
+                self._note_ended(event.host, event.result["ended"])
             if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
                 told.add((event.host, task))
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
@@ -168,6 +173,12 @@ class _Run:
                 f"no host could be prepared: {message}",
                 hint=f"{fix}; what was installed is kept and reused by the next run",
             )
+
+    def _note_ended(self, host: str, ended: Sequence[Mapping[str, Any]]) -> None:
+        """Say what an earlier run, whose gpurun is gone, had left on a host."""
+        whose = ", ".join(sorted({str(one.get("run")) for one in ended}))
+        jobs = ", ".join(sorted({str(one.get("job")) for one in ended}))
+        self._emit(events.Notice(f"ended what run {whose} had left here: {jobs}", host))
 
     def _round(self, number: int, hosts: Sequence[str]) -> None:
         """Measure a round. A playbook that breaks on one sample costs that sample: the next one goes on after it."""
@@ -257,6 +268,7 @@ class _Run:
         assert self._store is not None
         if self._interrupts.count > 1:
             return
+        self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
         self._emit(events.StageStarted("clean-up"))
         playbook = self._controller.start("stop", {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)})
         deadline = time.monotonic() + _STOP_S
@@ -279,6 +291,7 @@ class _Run:
             "gpurun_hosts": self._campaign.hosts,
             "gpurun_run_dir": str(self._store.directory.resolve()),
             "gpurun_run_id": self._run_id,
+            "server_lock_wait_s": self._options.wait_s,
             **more,
         }
 
@@ -293,15 +306,31 @@ class _Run:
             if event is not None:
                 yield event
         if self._interrupts.count:
-            hint = None if self._store is None else f"what was measured is in {self._store.directory}"
-            if self._interrupts.count > 1 and self._store is not None:
-                hint = f"clean-up was skipped; `gpurun stop {self._run_id}` ends what is left on the hosts"
-            raise InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
+            raise self._interrupted()
+
+    def _interrupted(self) -> InterruptedRunError:
+        hint = "nothing was changed on a host"  # until the run has begun
+        return InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
+
+    def _cut_short(self, error: GpurunError) -> GpurunError:
+        """Store what is there of a run that ends with `error`, and let the error say so."""
+        assert self._store is not None
+        if isinstance(error, InterruptedRunError):
+            done, count = len(self._store.samples()), len(self._store.plan["samples"])
+            error.message = f"interrupted after {done} of {count} samples"
+            error.hint = f"the run is kept in {self._store.directory}; `--resume {self._run_id}` goes on with it"
+            if self._interrupts.count > 1:
+                inventory = f" -i {self._options.inventory}" if self._options.inventory else ""
+                error.hint = f"clean-up was cut off; `gpurun stop {self._run_id}{inventory}` ends what is left"
+        with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told
+            error.result, _, _ = steps.close_run(self._store, cut_short=error)
+        return error
 
     def _emit(self, event: events.Event) -> None:
         now = time.time()
         if self._store is not None:
-            self._store.append_event(events.record(event, now))
+            with contextlib.suppress(*self._forgive):
+                self._store.append_event(events.record(event, now))
         self._observer.on_event(event, now)
 
     def _tick(self) -> None:

@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 
 
 class Interrupts:
-    """While active, counts SIGINT and SIGTERM. The first asks for a clean stop, a second for an end without clean-up."""
+    """While active, counts SIGINT and SIGTERM. The first asks for a clean stop, a second for one at once."""
 
     def __init__(self) -> None:
         self.count = 0

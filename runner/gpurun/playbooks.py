@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import shutil
 import signal
 import subprocess
@@ -236,7 +237,7 @@ class Controller:
             inventory=str(self.inventory),
             project_dir=str(paths.content()),
             limit=limit if hosts is not None or self.limit else None,
-            cmdline=f"-e @{work / 'vars.yml'}",
+            cmdline=shlex.join(["-e", f"@{work / 'vars.yml'}"]),  # it is split like a shell's line
             settings={"pexpect_timeout": 0.2, "suppress_ansible_output": True, "suppress_output_file": True},
             suppress_env_files=True,
             quiet=True,

@@ -17,7 +17,7 @@ from gpurun import diagnose, parsers, result
 from gpurun.assess import Assessment, assess
 from gpurun.cases import Case, check
 from gpurun.config import Campaign, examine
-from gpurun.errors import ConfigError, ExitCode
+from gpurun.errors import ConfigError, ExitCode, GpurunError, InterruptedRunError
 from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest, RunStatus
 from gpurun.plan import Plan, build
@@ -27,7 +27,6 @@ from gpurun.store import RunStore, iso, new_run_id
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
-_ENDED = "server.ended.json"
 _FAILED = ("failed", "exited")
 
 
@@ -120,7 +119,7 @@ def wanted_files(
 ) -> dict[str, dict[str, str]]:
     """Which files and addresses of a host make the sample (the arguments of gpurun_collect)."""
     place = server.get("dir")
-    files = {"server.log": f"{place}/log", _ENDED: f"{place}/ended.json"} if place else {}
+    files = {"server.log": f"{place}/log"} if place else {}
     if load and load.get("dir"):
         files |= {"client.log": f"{load['dir']}/log", "raw.json": f"{load['dir']}/raw.json"}
     effective = planned["server"].get("effective")
@@ -163,9 +162,7 @@ def record(
     `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
-    kept = dict(files)
-    ended = json.loads(kept.pop(_ENDED, b"{}"))  # of a server that died under load, after gpurun_job looked at it
-    failure, metrics = _outcome(planned, {**server, **ended}, load, kept)
+    failure, metrics = _outcome(planned, server, load, files)
     if failure is not None:
         failure = failure.model_copy(update={"expected": failure.klass == planned.get("expect")})
     sample = Sample(
@@ -181,7 +178,7 @@ def record(
         ),
         started_at=iso(began),
     )
-    store.write_sample(sample, kept)
+    store.write_sample(sample, files)
     return sample
 
 
@@ -196,11 +193,20 @@ def not_measured(
 
 
 def close_run(
-    store: RunStore, *, status: str = "done", fail_on: FailOn = "failure", host_failed: bool = False
+    store: RunStore,
+    *,
+    fail_on: FailOn = "failure",
+    host_failed: bool = False,
+    cut_short: GpurunError | None = None,
 ) -> tuple[dict[str, Any], Assessment, ExitCode]:
-    """Judge what is home, store the result, end the manifest. Returns the document, the judgement, the exit code."""
+    """Judge what is home, store the result, end the manifest. Returns the document, the judgement, the exit code.
+
+    `cut_short` is the error that ended the run early.
+    """
     report = assess(store.plan, store.samples(), store.directory)
     code = result.exit_code(report.cases, report.samples, report.effects, fail_on=fail_on, host_failed=host_failed)
+    code = code if cut_short is None else cut_short.exit_code
+    status = "done" if cut_short is None else "interrupted" if isinstance(cut_short, InterruptedRunError) else "failed"
     document = result.document(store.manifest.run, str(store.directory), status, report.samples, report.effects)
     store.write_result(document)
     ended: RunStatus = "interrupted" if status == "interrupted" else "failed" if code else "done"

@@ -36,6 +36,13 @@ from gpurun.result import FailOn
     show_default=True,
     help="what makes the exit code other than 0",
 )
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="wait for a host that another run holds",
+)
 @click.option("--resume", metavar="RUN", help="go on with this run: what was measured with the same content is kept")
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON document")
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
@@ -48,6 +55,7 @@ def command(
     overrides: tuple[str, ...],
     results: Path | None,
     fail_on: FailOn,
+    wait: str,
     resume: str | None,
     as_json: bool,
     color: str,
@@ -64,9 +72,10 @@ def command(
     from gpurun.terminal import Terminal
     from gpurun.terminal.tables import results_table
 
+    wait_s = _seconds(wait)
     campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
-    options = BenchOptions(inventory, limit, results, fail_on, resume, command=["gpurun", *sys.argv[1:]])
+    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, command=["gpurun", *sys.argv[1:]])
     done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
@@ -74,3 +83,12 @@ def command(
         terminal.show(results_table(done.report))
         terminal.message(f"results: {done.store.directory}")
     return int(done.exit_code)
+
+
+def _seconds(wait: str) -> float:
+    from gpurun.fields import Complaint, duration
+
+    try:
+        return duration(wait)
+    except Complaint as complaint:
+        raise click.BadParameter(f"{complaint}: {complaint.hint}", param_hint="--wait") from None
