@@ -230,13 +230,12 @@ class Controller:
         (work / "vars.yml").write_text(_as_yaml(variables))
         fifo, pidfile = work / "environment", work / "pid"
         os.mkfifo(fifo, 0o600)
-        limit = ",".join(filter(None, [":".join(hosts) if hosts is not None else self.limit, "localhost"]))
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(work),
             playbook=str(paths.content() / "playbooks" / f"{name}.yml"),
             inventory=str(self.inventory),
             project_dir=str(paths.content()),
-            limit=limit if hosts is not None or self.limit else None,
+            limit=":".join(hosts) if hosts is not None else self.limit,
             cmdline=shlex.join(["-e", f"@{work / 'vars.yml'}"]),  # it is split like a shell's line
             settings={"pexpect_timeout": 0.2, "suppress_ansible_output": True, "suppress_output_file": True},
             suppress_env_files=True,
