@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun import events, steps
+from gpurun import events, reachability, steps
 from gpurun.assess import Assessment
 from gpurun.cases import Case
 from gpurun.config import Campaign
@@ -21,7 +21,6 @@ from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError,
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
-from gpurun.reachability import explain, told
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
 from gpurun.store import RunStore, find
@@ -168,7 +167,7 @@ class _Run:
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
         self._note_lost(playbook.outcome)
         if all(host in self._lost for host in hosts):
-            message, fix = told(self._lost)
+            message, fix = reachability.told(self._lost)
             raise HostError(
                 f"no host could be prepared: {message}",
                 hint=f"{fix}; what was installed is kept and reused by the next run",
@@ -238,7 +237,7 @@ class _Run:
 
     def _skip_lost(self, host: str, number: int) -> None:
         for planned in self._pending(host, number):
-            trouble = explain(self._lost[host])
+            trouble = reachability.explain(self._lost[host])
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
@@ -261,7 +260,7 @@ class _Run:
         for host, why in lost.items():
             if host not in self._lost:
                 self._lost[host] = why
-                self._emit(events.HostLost(host, explain(why).message))
+                self._emit(events.HostLost(host, reachability.explain(why).message))
 
     def _clean_up(self, hosts: Sequence[str]) -> None:
         """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
@@ -355,5 +354,5 @@ def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
             where=str(inventory),
             hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
         )
-    message, hint = told({**outcome.failed, **outcome.unreachable})
+    message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
     return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
