@@ -9,7 +9,8 @@ from gpurun.reachability import explain, told
 SENT = 'Task failed: Data could not be sent to remote host "198.18.4.2". Make sure this host can be reached over ssh: '
 CHANGED = (
     "@@@@@@@\r\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@\r\n"
-    "The fingerprint for the ED25519 key sent by the remote host is\nSHA256:j5xOZRckvp5UzaYMSmqd8IiOVaGEoLj6GylZOvb64Gw.\r\n"
+    "The fingerprint for the ED25519 key sent by the remote host is\n"
+    "SHA256:j5xOZRckvp5UzaYMSmqd8IiOVaGEoLj6GylZOvb64Gw.\r\n"
     "Add correct host key in /home/me/my keys/known_hosts to get rid of this message.\r\n"
     "Offending ED25519 key in /home/me/my keys/known_hosts:17\r\n"
     '  remove with:\r\n  ssh-keygen -f "/home/me/my keys/known_hosts" -R "198.18.4.2"\r\n'
@@ -32,19 +33,22 @@ CASES = {
     ],
     "key_file": [SENT + OPEN, SENT + f"no such identity: /k/a key: No such file or directory\r\n{DENIED}"],
     "permission_denied": [SENT + DENIED, "Invalid/incorrect password: Permission denied, please try again."],
-    "sshpass": ["to use the 'ssh' connection type with passwords or pkcs11_provider, you must install the sshpass program"],
+    "sshpass": ["to use the 'ssh' connection type with passwords, you must install the sshpass program"],
     "name": [SENT + "ssh: Could not resolve hostname nosuch.invalid: Name or service not known"],
     "refused": [SENT + "ssh: connect to host 198.18.4.2 port 23: Connection refused"],
     "no_answer": [
         SENT + "ssh: connect to host 198.18.4.2 port 22: No route to host",
         SENT + "ssh: connect to host 198.18.4.2 port 22: Connection timed out",
     ],
-    "connection_lost": [SENT + "Timeout, server 198.18.4.2 not responding.", SENT + "client_loop: send disconnect: Broken pipe"],
+    "connection_lost": [
+        SENT + "Timeout, server 198.18.4.2 not responding.",
+        SENT + "client_loop: send disconnect: Broken pipe",
+    ],
     "sudo_password": ["Look at the host: Task failed: Missing sudo password", "Task failed: Incorrect sudo password"],
     "not_a_sudoer": ["Module result deserialization failed: bench is not in the sudoers file."],
     "no_python": ["Look at the host and its GPUs: The module interpreter '/usr/bin/python3' was not found."],
     "disk_full": ["OSError: [Errno 28] No space left on device: '/root/.ansible/tmp'"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("kind", "said"), [(kind, said) for kind, texts in CASES.items() for said in texts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import pwd
+import resource
 import shutil
 import socket
 import sys
@@ -52,7 +53,10 @@ def collect(home: str) -> dict[str, object]:
         "os": _os_release(),
         "python": {"path": sys.executable, "version": platform.python_version()},
         "home": str(place),
+        "home_writable": os.access(_existing(place), os.W_OK | os.X_OK),
         "disk_free_bytes": _disk_free(place),
+        "shm_bytes": _size("/dev/shm"),  # noqa: S108 (looked at, not used)
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "init": "systemd"
         if Path(ROOT + "/run/systemd/system").is_dir() and _read("/proc/1/comm") == "systemd"
         else "other",
@@ -160,6 +164,20 @@ def _os_release() -> dict[str, str | None]:
         name, _, value = line.partition("=")
         values[name.strip()] = value.strip().strip("\"'")
     return {"id": values.get("ID"), "version": values.get("VERSION_ID"), "name": values.get("PRETTY_NAME")}
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the folder that it would be made in."""
+    return next((place for place in (path, *path.parents) if os.access(place, os.F_OK)), path)
+
+
+def _size(path: str) -> int:
+    """Bytes of the file system there; 0 without one."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return 0
+    return status.f_blocks * status.f_frsize
 
 
 def _disk_free(path: Path) -> int | None:
