@@ -1,22 +1,41 @@
-"""A plan and the samples that came of it -> everything that is said about them. Pure."""
+"""A plan and the samples that came of it -> all that is said about them: effects, and what to know besides. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.compare import Case, Effect, Rules, RunView, cases_of, judge
-from gpurun.notes import notes
+from gpurun import stats
+from gpurun.compare import (
+    BASELINE,
+    Case,
+    Effect,
+    Rules,
+    RunView,
+    cases_of,
+    failed,
+    failure_class,
+    group,
+    judge,
+    measured,
+    values,
+)
 from gpurun.samples import Sample
+
+# What of a load's specification belongs to the place where it runs, not to what is measured.
+_LOCAL = ("base_url", "progress", "tokenize", "timeout_s", "model")
 
 
 @dataclass(frozen=True)
 class Assessment:
     """What a results table and the result document are made of.
 
-    `rounds` is how many were planned; `directory` is the run's, for paths to logs.
+    `rounds` is how many were planned, in an order that is `interleaved` or not; `directory` is the run's, for paths to
+    logs; `of` are the samples of each case by its id.
     """
 
     cases: Sequence[Case]
@@ -24,68 +43,124 @@ class Assessment:
     effects: Sequence[Effect]
     rules: Rules
     rounds: int
-    notes: Sequence[str] = ()
+    interleaved: bool
     directory: Path | None = None
+    notes: Sequence[str] = ()
+    of: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
 
 
 def assess(plan: Mapping[str, Any], samples: Sequence[Sample], directory: Path | None = None) -> Assessment:
     """Judge a run by its stored plan; samples that the plan does not name (of an earlier plan) are left out."""
-    planned = plan["samples"]
-    cases = cases_of(planned)
-    rules = Rules.of(plan["compare"])
-    rounds = int(plan["rounds"])
-    known = {case.id for case in cases}
-    samples = [sample for sample in samples if sample.case in known]
-    effects = judge(cases, samples, rules)
-    loads = {item["benchmark"]: item["load"]["spec"] for item in planned if _spec(item) is not None}
-    return Assessment(
-        cases,
-        samples,
-        effects,
-        rules,
-        rounds,
-        notes(cases, samples, effects, rules, rounds=rounds, loads=loads),
-        directory,
-    )
+    cases, rules, rounds = cases_of(plan["samples"]), Rules.of(plan["compare"]), int(plan["rounds"])
+    of: dict[str, list[Sample]] = {case.id: [] for case in cases}
+    samples = [sample for sample in samples if sample.case in of]
+    of |= group(samples, lambda sample: sample.case)
+    interleaved = rounds > 1 and plan.get("order") != "fixed"
+    report = Assessment(cases, samples, judge(cases, samples, rules), rules, rounds, interleaved, directory, of=of)
+    loads = {item["benchmark"]: _spec(item) for item in plan["samples"]}
+    return replace(report, notes=list(_notes(report, loads)))
 
 
-# What of a load's specification belongs to the place where it runs, not to what is measured.
-_LOCAL = ("base_url", "progress", "tokenize", "timeout_s", "model")
-
-
-def run_view(run: str, assessment: Assessment, plan: Mapping[str, Any], hosts: Mapping[str, Any]) -> RunView:
+def run_view(run: str, report: Assessment, plan: Mapping[str, Any], hosts: Mapping[str, Any]) -> RunView:
     """A run as the comparison of two runs sees it. `hosts` are the manifest's facts by host name."""
-    prints: dict[str, dict[str, Any]] = {}
+    prints = {}
     for item in plan["samples"]:
-        spec = _spec(item) or {}
+        spec, model = _spec(item), dict(item.get("server", {}).get("model") or {})
+        model.pop("path", None)  # which model it is, wherever it lies
         prints[item["case"]] = {
-            "tool": (item.get("load") or {}).get("tool"),
+            "tool": item["load"]["tool"],
             "data": {name: value for name, value in spec.items() if name not in _LOCAL},
-            "model": _source((item.get("server") or {}).get("model")) or spec.get("model"),
+            "model": model or spec.get("model"),
         }
-    hardware = {name: _hardware(facts) for name, facts in hosts.items()}
-    return RunView(run, assessment.cases, assessment.samples, prints, hardware)
+    return RunView(run, report.cases, report.samples, prints, {name: _hardware(known) for name, known in hosts.items()})
 
 
-def _spec(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    spec = (item.get("load") or {}).get("spec")
-    return spec if isinstance(spec, Mapping) else None
+def _spec(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return item["load"]["spec"] or {}
 
 
-def _source(model: Any) -> Any:
-    """Which model it is, wherever it lies on the host."""
-    return {name: value for name, value in model.items() if name != "path"} if isinstance(model, Mapping) else None
-
-
-def _hardware(facts: Any) -> Any:
+def _hardware(facts: Mapping[str, Any]) -> Any:
     """The facts that make two measurements comparable: processors, architecture and GPUs, not what is free or busy."""
-    if not isinstance(facts, Mapping):
-        return facts
-    inner = facts.get("host")
-    host = inner if isinstance(inner, Mapping) else facts
-    gpus = facts.get("gpus") or []
-    return (
-        host.get("cpus"),
-        host.get("arch"),
-        [(gpu.get("name"), gpu.get("memory_total_mib")) for gpu in gpus if isinstance(gpu, Mapping)],
-    )
+    host, gpus = facts.get("host", facts), facts.get("gpus") or []
+    return host.get("cpus"), host.get("arch"), [(gpu.get("name"), gpu.get("memory_total_mib")) for gpu in gpus]
+
+
+def _notes(report: Assessment, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What a reader should know before trusting the table, each only where it applies.
+
+    Advice depends on what the campaign already does: nobody is told to add a warm-up that is there.
+    """
+    of, variants = report.of, group(report.cases, lambda case: case.variant)
+    unclear = [effect for effect in report.effects if effect.primary and effect.verdict == "cannot tell"]
+    if any(effect.rounds < stats.MIN_ROUNDS for effect in unclear):
+        if report.rounds < stats.MIN_ROUNDS:
+            least = f"at least {stats.MIN_ROUNDS} are needed, 5 are usual"
+            yield f"too few rounds for a verdict: `rounds` is {report.rounds}, {least}"
+        elif max((sample.round for sample in report.samples), default=0) < report.rounds:
+            yield f"the run ended before its {report.rounds} rounds were measured: `gpurun bench --resume RUN` goes on"
+    for variant, mine in variants.items():
+        if odd := [case for case in mine if case.expect and measured(of[case.id])]:
+            was = f"was expected to fail ({odd[0].expect}) and was measured at {_labels(odd)}"
+            yield f"{variant} {was}: remove its `expect:`"
+    for variant, mine in variants.items():
+        if partial := [case for case in mine if measured(of[case.id]) and failed(of[case.id])]:
+            samples = [sample for case in partial for sample in of[case.id]]
+            lost = failed(samples)
+            share = f"{len(lost)} of {len(samples)} samples ({failure_class(lost)})"
+            yield f"{variant} at {_labels(partial)} failed in {share}: judged on the rest"
+    for benchmark, mine in group(report.cases, lambda case: case.benchmark).items():
+        load = loads.get(benchmark)
+        if load and not load.get("warmup") and any(of[case.id] for case in mine):
+            yield f"{benchmark} has no warm-up, so a server's first requests count: `warmup: 4` sets them apart"
+    for variant, mine in variants.items():
+        if far := list(_outliers(report, mine)):
+            off, where = max(far, key=lambda found: abs(found[0]))
+            place = f"{_percent(abs(off))} {'above' if off > 0 else 'below'} the median ({where})"
+            what = f"an outlier {place} is" if len(far) == 1 else f"{len(far)} outliers, the farthest {place}, are"
+            yield f"{variant}: {what} kept in the estimate"
+    # Only where it keeps a verdict open: a clear difference needs no quieter baseline.
+    if noisy := dict(_noisy(report, {effect.case.point for effect in unclear if effect.interval})):
+        varies = f"the baseline varies by {_percent(max(noisy.values()))} from round to round at {', '.join(noisy)}"
+        yield f"{varies}: longer samples or more rounds narrow the intervals"
+    for variant, mine in variants.items():
+        worst = max((v for case in mine for v in values(of[case.id], "error_rate").values()), default=0.0)
+        if worst > 0:
+            yield f"{variant}: up to {_percent(worst)} of the requests of a sample failed, within the limit"
+    taints = Counter((sample.variant, taint) for sample in report.samples for taint in sample.taints)
+    for (variant, taint), count in taints.items():
+        yield f"{variant}: {count} sample{'s' * (count > 1)} tainted: {taint}"
+
+
+def _outliers(report: Assessment, cases: Sequence[Case]) -> Iterator[tuple[float, str]]:
+    """How far off its median on that host, and where, each outlier is that is beyond the threshold."""
+    for case in cases:
+        for host, numbers in _by_host(report, case).items():
+            middle = statistics.median(numbers.values())
+            for number in (list(numbers)[index] for index in stats.outliers(list(numbers.values()))):
+                off = numbers[number] / middle - 1 if middle else 0.0
+                if abs(off) > report.rules.metrics[report.rules.primary].threshold:
+                    yield off, f"{case.label}, round {number} on {host}"
+
+
+def _noisy(report: Assessment, points: set[tuple[str, str]]) -> Iterator[tuple[str, float]]:
+    """The points where the baseline varies by more than half the threshold, and by how much."""
+    for case in report.cases:
+        if case.variant == BASELINE and case.point in points:
+            spreads = [stats.spread(list(numbers.values())) for numbers in _by_host(report, case).values()]
+            known = [spread for spread in spreads if spread is not None]
+            if known and statistics.fmean(known) > report.rules.metrics[report.rules.primary].threshold / 2:
+                yield case.label, statistics.fmean(known)
+
+
+def _by_host(report: Assessment, case: Case) -> dict[str, dict[int, float]]:
+    """The primary metric by host and round."""
+    by_host = group(sorted(values(report.of[case.id], report.rules.primary).items()), lambda item: item[0][0])
+    return {host: {number: value for (_, number), value in items} for host, items in by_host.items()}
+
+
+def _labels(cases: Sequence[Case]) -> str:
+    return ", ".join(dict.fromkeys(case.label for case in cases))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

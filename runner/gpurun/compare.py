@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from gpurun import stats
 from gpurun.samples import Sample
 
 BASELINE = "baseline"
 Verdict = Literal["better", "worse", "no difference found", "cannot tell", "not comparable", "failed"]
-Key = tuple[str, int]  # host and round: what makes two samples a pair
-ByCase = Mapping[str, Sequence[Sample]]
+Numbers = Mapping[tuple[str, int], float]  # by host and round: what makes two samples a pair
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,12 @@ class Rules:
     metrics: Mapping[str, Rule]
 
     @classmethod
-    def of(cls, source: Any) -> Rules:
-        """From a mapping (plan.json) or an object with the same names (the campaign model)."""
-        metrics = {
-            str(name): Rule(_get(rule, "better"), float(_get(rule, "threshold")))
-            for name, rule in _get(source, "metrics").items()
-        }
-        return cls(str(_get(source, "primary")), metrics)
+    def of(cls, compare: Mapping[str, Any]) -> Rules:
+        """As plan.json has them."""
+        return cls(
+            compare["primary"],
+            {name: Rule(rule["better"], rule["threshold"]) for name, rule in compare["metrics"].items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -89,133 +89,6 @@ class Effect:
     expected: bool = False
 
 
-def cases_of(planned: Iterable[Mapping[str, Any]]) -> list[Case]:
-    """The distinct cases of a plan's samples, in their order of first appearance, the baseline first at each point."""
-    seen: dict[str, Case] = {}
-    for item in planned:
-        fields = (item[name] for name in ("variant", "benchmark", "case", "label", "axes", "expect"))
-        seen.setdefault(item["case"], Case(*fields))
-    points: dict[tuple[str, str], list[Case]] = {}
-    for case in seen.values():
-        points.setdefault(case.point, []).append(case)
-    return [case for group in points.values() for case in sorted(group, key=lambda case: case.variant != BASELINE)]
-
-
-def judge(cases: Sequence[Case], samples: Sequence[Sample], rules: Rules) -> list[Effect]:
-    """Every variant x benchmark x axis point x metric against the baseline, in the order of the cases.
-
-    A secondary metric that neither side reports has no effect. Rounds in which only one of the two was measured are
-    left out of the estimate, and are reported in `notes`.
-    """
-    baselines = {case.point: case for case in cases if case.variant == BASELINE}
-    index = by_case(samples)
-    found: list[Effect] = []
-    for case in cases:
-        if case.variant == BASELINE:
-            continue
-        baseline = baselines.get(case.point)
-        for metric, rule in _primary_first(rules):
-            effect = _against_baseline(case, baseline, index, metric, rule)
-            if metric == rules.primary or effect.median is not None or effect.baseline is not None:
-                found.append(replace(effect, primary=metric == rules.primary))
-    return found
-
-
-def by_case(samples: Iterable[Sample]) -> ByCase:
-    """Samples grouped by the id of their case: what the functions below look them up in."""
-    grouped: dict[str, list[Sample]] = {}
-    for sample in samples:
-        grouped.setdefault(sample.case, []).append(sample)
-    return grouped
-
-
-def measured(samples: ByCase, case: Case) -> list[Sample]:
-    """The samples of a case that have numbers."""
-    return [sample for sample in samples.get(case.id, ()) if sample.status == "measured"]
-
-
-def values(samples: ByCase, case: Case, metric: str) -> dict[Key, float]:
-    """What a case measured, by host and round."""
-    return {(s.host, s.round): s.metrics[metric] for s in measured(samples, case) if metric in s.metrics}
-
-
-def failures(samples: ByCase, case: Case) -> list[Sample]:
-    """The failed samples of a case."""
-    return [sample for sample in samples.get(case.id, ()) if sample.status == "failed"]
-
-
-def failed_altogether(samples: ByCase, case: Case) -> list[Sample]:
-    """The failed samples of a case that was never measured; nothing where it was."""
-    return [] if measured(samples, case) else failures(samples, case)
-
-
-def failure_class(samples: Sequence[Sample]) -> str:
-    """The class that most of these failed samples have."""
-    return Counter(sample.failure.klass if sample.failure else "unknown" for sample in samples).most_common(1)[0][0]
-
-
-def _against_baseline(case: Case, baseline: Case | None, samples: ByCase, metric: str, rule: Rule) -> Effect:
-    after = values(samples, case, metric)
-    before = values(samples, baseline, metric) if baseline else {}
-    blank = Effect(case, metric, rule, median=_median(after), baseline=_median(before))
-    if failed := failed_altogether(samples, case):
-        return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
-    if baseline is None:
-        return replace(blank, verdict="not comparable", reason="no baseline at this point")
-    if not measured(samples, baseline):
-        lost = failures(samples, baseline)
-        why = f"the baseline failed: {failure_class(lost)}" if lost else "the baseline was not measured"
-        return replace(blank, verdict="not comparable", reason=why)
-    for one in (baseline, case):
-        versions = sorted({str(s.engine["version"]) for s in measured(samples, one) if s.engine.get("version")})
-        if len(versions) > 1:
-            why = f"{one.variant} was measured with several engine versions: {', '.join(versions)}"
-            return replace(blank, verdict="not comparable", reason=why)
-    if not after:
-        return replace(blank, reason="not measured")
-    return _weigh(blank, before, after)
-
-
-def _weigh(blank: Effect, before: Mapping[Key, float], after: Mapping[Key, float]) -> Effect:
-    shared = sorted(before.keys() & after.keys())
-    rounds = len({number for _, number in shared})
-    blocks: dict[str, list[float]] = {}
-    try:
-        for host, number in shared:
-            blocks.setdefault(host, []).extend(stats.log_ratios([before[host, number]], [after[host, number]]))
-    except ValueError as error:
-        return replace(blank, rounds=rounds, reason=str(error))
-    if not shared:
-        return replace(blank, reason="no round in which both were measured", further=stats.MIN_ROUNDS)
-    estimate = math.expm1(statistics.fmean(statistics.fmean(group) for group in blocks.values()))
-    blank = replace(blank, estimate=estimate, rounds=rounds)
-    if len(shared) == len(blocks):  # one pair a host: an estimate without an interval
-        return replace(blank, reason=f"{_rounds(rounds)} only", further=stats.MIN_ROUNDS - rounds)
-    ratio = stats.blocked_effect(blocks)
-    blank = replace(blank, estimate=ratio.change, interval=(ratio.low, ratio.high))
-    if rounds < stats.MIN_ROUNDS or ratio.df < stats.MIN_ROUNDS - 1:
-        return replace(blank, reason=f"{_rounds(rounds)} only", further=max(1, stats.MIN_ROUNDS - rounds))
-    if not stats.blocks_agree(blocks):
-        each = {host: math.expm1(statistics.fmean(group)) for host, group in blocks.items()}
-        if min(each.values()) < -blank.rule.threshold and max(each.values()) > blank.rule.threshold:
-            told = ", ".join(f"{host} {change:+.1%}" for host, change in each.items())
-            return replace(blank, reason=f"the hosts disagree: {told}")
-    return _decide(blank, ratio)
-
-
-def _decide(blank: Effect, ratio: stats.Ratio) -> Effect:
-    """The verdict word for an estimate with its interval."""
-    threshold = blank.rule.threshold
-    if (ratio.low > 0 or ratio.high < 0) and abs(ratio.change) > threshold:
-        gained = (ratio.change > 0) == (blank.rule.better == "higher")
-        return replace(blank, verdict="better" if gained else "worse")
-    if -threshold <= ratio.low and ratio.high <= threshold:
-        return replace(blank, verdict="no difference found")
-    further = stats.rounds_needed(ratio, threshold)
-    reason = "" if further is not None else "too close to the threshold, or too noisy, for more rounds to settle it"
-    return replace(blank, further=further, reason=reason)
-
-
 @dataclass(frozen=True)
 class RunView:
     """What the comparison of two runs needs of each: its cases, samples and fingerprints.
@@ -231,86 +104,158 @@ class RunView:
     hosts: Mapping[str, Any]
 
 
+def group(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Items by their key, the keys in order of first appearance."""
+    found: dict[_Key, list[_Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def measured(samples: Iterable[Sample]) -> list[Sample]:
+    """Those that have numbers."""
+    return [sample for sample in samples if sample.status == "measured"]
+
+
+def failed(samples: Iterable[Sample]) -> list[Sample]:
+    """Those that failed."""
+    return [sample for sample in samples if sample.status == "failed"]
+
+
+def values(samples: Iterable[Sample], metric: str) -> dict[tuple[str, int], float]:
+    """What a case's samples measured, by host and round."""
+    return {(s.host, s.round): s.metrics[metric] for s in measured(samples) if metric in s.metrics}
+
+
+def failure_class(samples: Iterable[Sample]) -> str:
+    """The class that most of these failed samples have."""
+    return Counter(sample.failure.klass if sample.failure else "unknown" for sample in samples).most_common(1)[0][0]
+
+
+def cases_of(planned: Iterable[Mapping[str, Any]]) -> list[Case]:
+    """The distinct cases of a plan's samples, in their order of first appearance, the baseline first at each point."""
+    names = ("variant", "benchmark", "case", "label", "axes", "expect")
+    seen = {item["case"]: Case(*(item[name] for name in names)) for item in planned}
+    points = group(seen.values(), lambda case: case.point).values()
+    return [case for cases in points for case in sorted(cases, key=lambda case: case.variant != BASELINE)]
+
+
+def judge(cases: Sequence[Case], samples: Iterable[Sample], rules: Rules) -> list[Effect]:
+    """Every variant x benchmark x axis point x metric against the baseline, in the order of the cases.
+
+    A secondary metric that neither side reports has no effect. Rounds in which only one of the two was measured are
+    left out of the estimate, and are reported in the notes.
+    """
+    index = group(samples, lambda sample: sample.case)
+    baselines = {case.point: case.id for case in cases if case.variant == BASELINE}
+    effects: list[Effect] = []
+    for case in cases:
+        if case.variant != BASELINE:
+            before, after = index.get(baselines.get(case.point, ""), []), index.get(case.id, [])
+            obstacle = _obstacle(case, before, after) if case.point in baselines else "no baseline at this point"
+            effects += _effects(case, before, after, rules, obstacle, paired=True)
+    return effects
+
+
 def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
     """Each case of `after` against the case of `before` with the same variant, benchmark and axis values.
 
     The runs were not interleaved, so the interval is an unpaired one, and whatever changed in between (temperature,
     other load) is part of the effect. Not comparable where tool, data, model or hosts differ.
     """
-    earlier = {(case.variant, *case.point): case for case in before.cases}
-    indices = by_case(before.samples), by_case(after.samples)
-    found: list[Effect] = []
+    partners = {(case.variant, case.point): case.id for case in before.cases}
+    old, new = (group(run.samples, lambda sample: sample.case) for run in (before, after))
+    effects: list[Effect] = []
     for case in after.cases:
-        partner = earlier.get((case.variant, *case.point))
-        for metric, rule in _primary_first(rules):
-            effect = _across_runs(before, after, partner, case, metric, rule, indices)
-            if metric == rules.primary or effect.median is not None:
-                found.append(replace(effect, primary=metric == rules.primary))
-    return found
+        partner = partners.get((case.variant, case.point))
+        sides = old.get(partner or "", []), new.get(case.id, [])
+        unlike = f"not in {before.run}" if partner is None else _unlike(before, after, partner, case.id, *sides)
+        effects += _effects(case, *sides, rules, unlike, paired=False)
+    return effects
 
 
-def _across_runs(
-    before: RunView,
-    after: RunView,
-    partner: Case | None,
-    case: Case,
-    metric: str,
-    rule: Rule,
-    samples: tuple[ByCase, ByCase],
-) -> Effect:
-    old = values(samples[0], partner, metric) if partner else {}
-    new = values(samples[1], case, metric)
-    rounds = min(len({number for _, number in old}), len({number for _, number in new}))
-    blank = Effect(case, metric, rule, median=_median(new), baseline=_median(old), rounds=rounds)
-    if failed := failed_altogether(samples[1], case):
-        return replace(blank, verdict="failed", reason=failure_class(failed), expected=_all_expected(failed))
-    if partner is None:
-        return replace(blank, verdict="not comparable", reason=f"not in {before.run}")
-    differing = _differing(before.fingerprints.get(partner.id, {}), after.fingerprints.get(case.id, {}))
-    shared = before.hosts.keys() & after.hosts.keys()
-    differing += [f"host {host}" for host in sorted(shared) if before.hosts[host] != after.hosts[host]]
-    if differing:
-        return replace(blank, verdict="not comparable", reason=f"different: {', '.join(differing)}")
-    if not old:
-        return replace(blank, verdict="not comparable", reason=f"not measured in {before.run}")
-    if not new:
-        return replace(blank, reason=f"not measured in {after.run}")
+def _obstacle(case: Case, before: Sequence[Sample], after: Sequence[Sample]) -> str:
+    """Why a case cannot be compared with the baseline of its run."""
+    if not measured(before):
+        lost = failed(before)
+        return f"the baseline failed: {failure_class(lost)}" if lost else "the baseline was not measured"
+    for variant, samples in ((BASELINE, before), (case.variant, after)):
+        versions = sorted({str(s.engine["version"]) for s in measured(samples) if s.engine.get("version")})
+        if len(versions) > 1:
+            return f"{variant} was measured with several engine versions: {', '.join(versions)}"
+    return ""
+
+
+def _unlike(
+    before: RunView, after: RunView, partner: str, case: str, old: Sequence[Sample], new: Sequence[Sample]
+) -> str:
+    """Why a case cannot be compared with that of another run."""
+    prints = before.fingerprints.get(partner, {}), after.fingerprints.get(case, {})
+    different = sorted(name for name in {*prints[0], *prints[1]} if prints[0].get(name) != prints[1].get(name))
+    common = sorted(before.hosts.keys() & after.hosts.keys())
+    different += [f"host {host}" for host in common if before.hosts[host] != after.hosts[host]]
+    if different:
+        return f"different: {', '.join(different)}"
+    if not measured(old):
+        return f"not measured in {before.run}"
+    places = {sample.host for sample in measured(new)}
+    return "" if not places or places & {sample.host for sample in measured(old)} else "no host in common"
+
+
+def _effects(
+    case: Case, before: Sequence[Sample], after: Sequence[Sample], rules: Rules, obstacle: str, *, paired: bool
+) -> Iterator[Effect]:
+    """The effect on each metric, the primary one first."""
+    for metric, rule in sorted(rules.metrics.items(), key=lambda item: item[0] != rules.primary):
+        old, new = values(before, metric), values(after, metric)
+        new_median, old_median = (statistics.median(side.values()) if side else None for side in (new, old))
+        primary = metric == rules.primary
+        effect = Effect(case, metric, rule, median=new_median, baseline=old_median, primary=primary)
+        if not (primary or old or new):
+            continue
+        if (lost := failed(after)) and not measured(after):
+            expected = all(sample.failure is not None and sample.failure.expected for sample in lost)
+            yield replace(effect, verdict="failed", reason=failure_class(lost), expected=expected)
+        elif obstacle:
+            yield replace(effect, verdict="not comparable", reason=obstacle)
+        else:
+            yield _weigh(effect, old, new, paired) if new else replace(effect, reason="not measured")
+
+
+def _weigh(effect: Effect, old: Numbers, new: Numbers, paired: bool) -> Effect:
+    """The effect with estimate, interval and verdict. `paired`: only what both measured in the same round counts."""
+    if paired:
+        both = sorted(old.keys() & new.keys())
+        old, new = {key: old[key] for key in both}, {key: new[key] for key in both}
+    rounds = min(len({number for _, number in side}) for side in (old, new))
+    missing = max(0, stats.MIN_ROUNDS - rounds) or None
+    if not rounds:
+        return replace(effect, reason="no round in which both were measured", further=missing)
     hosts = sorted({host for host, _ in old} & {host for host, _ in new})
-    if not hosts:
-        return replace(blank, verdict="not comparable", reason="no host in common")
-    blocks = {
-        host: ([v for (h, _), v in old.items() if h == host], [v for (h, _), v in new.items() if h == host])
-        for host in hosts
-    }
+    before, after = ([[side[key] for key in side if key[0] == host] for host in hosts] for side in (old, new))
+    few, threshold = f"{rounds} round{'s' * (rounds > 1)} only", effect.rule.threshold
+    effect, logs = replace(effect, rounds=rounds), {}
     try:
-        ratio = stats.unpaired_effect(blocks)
+        if paired:
+            logs = dict(zip(hosts, map(stats.log_ratios, before, after), strict=True))
+            effect = replace(effect, estimate=math.expm1(statistics.fmean(map(statistics.fmean, logs.values()))))
+            ratio = stats.blocked_effect(logs)
+        else:
+            ratio = stats.unpaired_effect(dict(zip(hosts, zip(before, after, strict=True), strict=True)))
     except ValueError as error:
-        return replace(blank, reason=str(error), further=max(1, stats.MIN_ROUNDS - blank.rounds))
-    blank = replace(blank, estimate=ratio.change, interval=(ratio.low, ratio.high))
-    if blank.rounds < stats.MIN_ROUNDS:
-        return replace(blank, reason=f"{_rounds(blank.rounds)} only", further=stats.MIN_ROUNDS - blank.rounds)
-    return _decide(blank, ratio)
-
-
-def _median(numbers: Mapping[Key, float]) -> float | None:
-    return stats.median(list(numbers.values())) if numbers else None
-
-
-def _all_expected(failed: Sequence[Sample]) -> bool:
-    return all(sample.failure is not None and sample.failure.expected for sample in failed)
-
-
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-
-
-def _primary_first(rules: Rules) -> list[tuple[str, Rule]]:
-    return sorted(rules.metrics.items(), key=lambda item: item[0] != rules.primary)
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
-
-
-def _get(source: Any, name: str) -> Any:
-    return source[name] if isinstance(source, Mapping) else getattr(source, name)
+        return replace(effect, reason=few if missing else str(error), further=missing)
+    effect = replace(effect, estimate=ratio.change, interval=(ratio.low, ratio.high))
+    if missing or ratio.df < stats.MIN_ROUNDS - 1.5:
+        return replace(effect, reason=few, further=missing or 1)
+    each = {host: math.expm1(statistics.fmean(ratios)) for host, ratios in logs.items()}
+    if not stats.blocks_agree(logs) and min(each.values()) < -threshold and max(each.values()) > threshold:
+        told = ", ".join(f"{host} {change:+.1%}" for host, change in each.items())
+        return replace(effect, reason=f"the hosts disagree: {told}")
+    if (ratio.low > 0 or ratio.high < 0) and abs(ratio.change) > threshold:
+        gained = (ratio.change > 0) == (effect.rule.better == "higher")
+        return replace(effect, verdict="better" if gained else "worse")
+    if -threshold <= ratio.low and ratio.high <= threshold:
+        return replace(effect, verdict="no difference found")
+    further = stats.rounds_needed(ratio, threshold)
+    hopeless = "too close to the threshold, or too noisy, for more rounds to settle it"
+    return replace(effect, further=further, reason="" if further is not None else hopeless)

@@ -6,7 +6,7 @@ unix seconds and come with the call, so that observers need no clock of their ow
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from gpurun.samples import Sample
@@ -122,15 +122,8 @@ class Observer(Protocol):
 
 def record(event: Event, now: float) -> dict[str, Any]:
     """An event as one JSON object for `events.jsonl`. A finished sample is named, not repeated: it has its own file."""
-    known: dict[str, Any] = {"time": round(now, 3), "event": type(event).__name__}
+    known = {"time": round(now, 3), "event": type(event).__name__, **asdict(event)}
     if isinstance(event, SampleFinished):
-        failure = event.sample.failure
-        known["where"] = asdict(event.where)
-        known["status"] = event.sample.status
-        known["failure"] = failure.klass if failure else None
-        known["number"] = event.number
-        return known
-    for field in fields(event):
-        value = getattr(event, field.name)
-        known[field.name] = asdict(value) if isinstance(value, Where) else value
+        sample = known.pop("sample")
+        known |= {"status": sample.status, "failure": sample.failure.klass if sample.failure else None}
     return known

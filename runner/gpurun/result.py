@@ -10,9 +10,8 @@ from gpurun.compare import Case, Effect
 from gpurun.errors import ExitCode
 from gpurun.samples import Sample
 
-RESULT_SCHEMA = "gpurun.result/1"
-COMPARISON_SCHEMA = "gpurun.comparison/1"
 FailOn = Literal["failure", "regression", "never"]
+_OF_SAMPLE = {"variant", "benchmark", "case", "round", "host", "status", "metrics", "failure", "taints"}
 
 
 def document(
@@ -24,7 +23,7 @@ def document(
     Metrics carry their units in their names; a number that is not finite is null.
     """
     return {
-        "schema": RESULT_SCHEMA,
+        "schema": "gpurun.result/1",
         "run": {"id": run, "dir": directory, "status": status},
         "samples": [_sample(sample) for sample in samples],
         "effects": [_effect(effect) for effect in effects],
@@ -34,7 +33,7 @@ def document(
 def comparison(before: str, after: str, effects: Sequence[Effect], notes: Sequence[str]) -> dict[str, Any]:
     """`gpurun.comparison/1`: two runs, `after` against `before`; effects as in the result, with a reason each."""
     return {
-        "schema": COMPARISON_SCHEMA,
+        "schema": "gpurun.comparison/1",
         "runs": {"before": before, "after": after},
         "effects": [{**_effect(effect), "reason": effect.reason} for effect in effects],
         "notes": list(notes),
@@ -55,15 +54,16 @@ def exit_code(
     1 a sample failed otherwise than its variant expects, or one that should have failed was measured (unless `fail_on`
     is never); 0.
     """
+    measured = {sample.case for sample in samples if sample.status == "measured"}
     if host_failed or any(s.failure is not None and s.failure.klass == "host_unreachable" for s in samples):
         return ExitCode.HOST_FAILED
-    if not any(sample.status == "measured" for sample in samples):
+    if not measured:
         return ExitCode.NOTHING_MEASURED
     if fail_on == "regression" and regressed(effects):
         return ExitCode.REGRESSION
-    if fail_on != "never" and unexpected(cases, samples):
-        return ExitCode.CASE_FAILED
-    return ExitCode.DONE
+    unexpected = any(s.status == "failed" and not (s.failure and s.failure.expected) for s in samples)
+    unexpected = unexpected or any(case.expect and case.id in measured for case in cases)
+    return ExitCode.CASE_FAILED if unexpected and fail_on != "never" else ExitCode.DONE
 
 
 def regressed(effects: Sequence[Effect]) -> list[Effect]:
@@ -71,38 +71,10 @@ def regressed(effects: Sequence[Effect]) -> list[Effect]:
     return [effect for effect in effects if effect.primary and effect.verdict == "worse"]
 
 
-def unexpected(cases: Sequence[Case], samples: Sequence[Sample]) -> list[Sample]:
-    """The samples that ended otherwise than declared: failures that nobody expected, numbers where a failure was."""
-    expect = {case.id: case.expect for case in cases}
-    return [
-        sample
-        for sample in samples
-        if (sample.status == "failed" and not (sample.failure is not None and sample.failure.expected))
-        or (sample.status == "measured" and expect.get(sample.case) is not None)
-    ]
-
-
 def _sample(sample: Sample) -> dict[str, Any]:
-    failure = sample.failure
-    return {
-        "variant": sample.variant,
-        "benchmark": sample.benchmark,
-        "case": sample.case,
-        "round": sample.round,
-        "host": sample.host,
-        "status": sample.status,
-        "metrics": {name: _finite(value) for name, value in sorted(sample.metrics.items())},
-        "failure": None
-        if failure is None
-        else {
-            "class": failure.klass,
-            "phase": failure.phase,
-            "proof": failure.proof,
-            "advice": failure.advice,
-            "expected": failure.expected,
-        },
-        "taints": list(sample.taints),
-    }
+    told = sample.model_dump(mode="json", by_alias=True, include=_OF_SAMPLE, exclude={"failure": {"line"}})
+    told["metrics"] = {name: value if math.isfinite(value) else None for name, value in sample.metrics.items()}
+    return told
 
 
 def _effect(effect: Effect) -> dict[str, Any]:
@@ -111,12 +83,8 @@ def _effect(effect: Effect) -> dict[str, Any]:
         "benchmark": effect.case.benchmark,
         "case": effect.case.id,
         "metric": effect.metric,
-        "estimate": _finite(effect.estimate),
-        "interval": None if effect.interval is None else [_finite(end) for end in effect.interval],
+        "estimate": effect.estimate,
+        "interval": effect.interval and list(effect.interval),
         "verdict": effect.verdict,
         "rounds": effect.rounds,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

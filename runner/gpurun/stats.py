@@ -1,14 +1,15 @@
 """Estimates with intervals. Pure functions of numbers; which numbers belong together is decided in `compare`.
 
 The unit of replication is a round: one start of the server, one number. What happens within a round (thousands of
-requests) is already summarised in that number and adds no degrees of freedom.
+requests) is already summarised in that number and adds no degrees of freedom. Effects on rates and latencies are
+multiplicative, so all arithmetic is on logarithms. Intervals have 95 % confidence.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MIN_ROUNDS = 3  # below this an interval is too wide to say anything and too easily believed
@@ -19,8 +20,8 @@ MAX_FURTHER_ROUNDS = 100  # beyond this, more rounds are not the answer
 class Ratio:
     """How a variant's number relates to the baseline's, as relative change: 0.12 means 12 % more.
 
-    `low` and `high` bound it with the given confidence; `n` counts the numbers it rests on; `sd` is the standard
-    deviation of one difference on the log scale, `df` its degrees of freedom.
+    `low` and `high` bound it; `n` counts the numbers it rests on; `sd` is the standard deviation of one difference on
+    the log scale, `df` its degrees of freedom.
     """
 
     change: float
@@ -31,22 +32,9 @@ class Ratio:
     df: float
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle values."""
-    return float(statistics.median(values))
-
-
-def mad(values: Sequence[float]) -> float:
-    """Median absolute deviation from the median, unscaled, in the unit of the values."""
-    centre = statistics.median(values)
-    return float(statistics.median(abs(value - centre) for value in values))
-
-
 def spread(values: Sequence[float]) -> float | None:
     """Standard deviation of the logarithms: the relative spread, 0.01 for 1 %. None for fewer than 2 or values <= 0."""
-    if len(values) < 2 or min(values) <= 0:
-        return None
-    return statistics.stdev([math.log(value) for value in values])
+    return statistics.stdev(map(math.log, values)) if len(values) > 1 and min(values) > 0 else None
 
 
 def outliers(values: Sequence[float]) -> list[int]:
@@ -65,82 +53,45 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 def log_ratios(baseline: Sequence[float], variant: Sequence[float]) -> list[float]:
     """ln(variant / baseline), pair by pair. ValueError where a value is not positive or a partner is missing."""
-    if len(baseline) != len(variant):
-        raise ValueError(f"{len(baseline)} baseline values cannot be paired with {len(variant)}")
-    for value in (*baseline, *variant):
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"a ratio needs positive numbers, not {value:g}")
-    return [math.log(after / before) for before, after in zip(baseline, variant, strict=True)]
+    return [after - before for before, after in zip(_logs(baseline), _logs(variant), strict=True)]
 
 
-def paired_effect(baseline: Sequence[float], variant: Sequence[float], confidence: float = 0.95) -> Ratio:
-    """Geometric mean of the per-round ratios with Student's t interval on their logarithms.
+def blocked_effect(blocks: Mapping[str, Sequence[float]]) -> Ratio:
+    """Geometric mean of ratios measured side by side, with Student's t interval; per host the logarithms of its ratios.
 
-    Source: the one-sample t interval on paired differences (Student 1908), taken on the log scale because effects on
-    rates and latencies are multiplicative. ValueError for fewer than 2 pairs or values that are not positive.
-    """
-    return blocked_effect({"": log_ratios(baseline, variant)}, confidence)
-
-
-def blocked_effect(blocks: Mapping[str, Sequence[float]], confidence: float = 0.95) -> Ratio:
-    """The same over several hosts: log ratios were formed within each host, never across hosts.
-
-    The estimate is the mean of the hosts' means, each host counting once; the variance is pooled within hosts
-    (fixed block effects, N - H degrees of freedom), so that one host being slower, or gaining more, is not noise.
-    The interval speaks about these hosts, not about hosts in general. With one host it is the paired t interval.
+    Each host counts once; the variance is pooled within hosts (fixed block effects, N - H degrees of freedom), so that
+    one host being slower, or gaining more, is not noise. The interval speaks about these hosts, not about hosts in
+    general. With one host it is the paired t interval (Student 1908). ValueError where no host has two rounds.
     Source: G. E. P. Box, J. S. Hunter, W. G. Hunter, Statistics for Experimenters (2005), chapter 4, on blocking.
     """
-    groups = [list(values) for values in blocks.values() if values]
-    total = sum(map(len, groups))
-    df = total - len(groups)
+    total, df = sum(map(len, blocks.values())), _freedom(blocks)
     if df < 1:
         raise ValueError("an interval needs at least two rounds on one host")
-    means = [statistics.fmean(values) for values in groups]
-    residual = sum((value - mean) ** 2 for values, mean in zip(groups, means, strict=True) for value in values)
-    sd = math.sqrt(residual / df)
-    error = sd * math.sqrt(sum(1 / len(values) for values in groups)) / len(groups)
-    return _on_ratio_scale(statistics.fmean(means), error, total, sd, df, confidence)
+    sd = math.sqrt(_within(blocks) / df)
+    error = sd * math.sqrt(sum(1 / len(values) for values in blocks.values())) / len(blocks)
+    return _ratio(map(statistics.fmean, blocks.values()), error, total, sd, df)
 
 
-def unpaired_effect(blocks: Mapping[str, tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95) -> Ratio:
+def unpaired_effect(blocks: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Ratio:
     """Two sets of numbers that were not measured side by side, such as two runs: per host (before, after).
 
     Ratio of geometric means with Welch's interval; hosts are blocks, each counting once, and their variances add up.
+    ValueError for fewer than two values on a side, or values that are not positive.
     Source: B. L. Welch, Biometrika 34 (1947); degrees of freedom after Satterthwaite (1946).
     """
-    shifts: list[float] = []
-    parts: list[tuple[float, int]] = []  # variance of each mean, and the degrees of freedom behind it
-    total = 0
-    for before, after in blocks.values():
-        sides = [[math.log(value) for value in side] for side in (before, after) if min(side, default=0) > 0]
-        if len(sides) < 2 or min(map(len, sides)) < 2:
-            raise ValueError("an interval needs at least two positive values on each side")
-        shifts.append(statistics.fmean(sides[1]) - statistics.fmean(sides[0]))
-        parts += [(statistics.variance(side) / len(side), len(side) - 1) for side in sides]
-        total += min(map(len, sides))
-    if not shifts:
-        raise ValueError("an interval needs at least two positive values on each side")
-    variance = sum(part for part, _ in parts)
+    sides = [(_logs(before), _logs(after)) for before, after in blocks.values()]
+    if not sides or any(len(side) < 2 for pair in sides for side in pair):
+        raise ValueError("an interval needs at least two values on each side")
+    # The variance of each mean, and the degrees of freedom behind it.
+    parts = [(statistics.variance(side) / len(side), len(side) - 1) for pair in sides for side in pair]
+    variance, total = sum(part for part, _ in parts), sum(min(map(len, pair)) for pair in sides)
     df = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else float(min(n for _, n in parts))
-    error = math.sqrt(variance) / len(shifts)
-    sd = error * math.sqrt(total)
-    return _on_ratio_scale(statistics.fmean(shifts), error, total, sd, df, confidence)
+    error = math.sqrt(variance) / len(sides)
+    shifts = [statistics.fmean(after) - statistics.fmean(before) for before, after in sides]
+    return _ratio(shifts, error, total, error * math.sqrt(total), df)
 
 
-def _on_ratio_scale(mean: float, error: float, n: int, sd: float, df: float, confidence: float) -> Ratio:
-    reach = _student(df, confidence) * error
-    highest = min(mean + reach, 700.0)  # e to the 710 is more than a float holds
-    return Ratio(math.expm1(mean), math.expm1(mean - reach), math.expm1(highest), n, sd, df)
-
-
-def _student(df: float, confidence: float) -> float:
-    """Student's quantile that leaves half of what `confidence` leaves out above it."""
-    from scipy.special import stdtrit  # a third of a second, which `--help` need not pay
-
-    return float(stdtrit(df, 0.5 + confidence / 2))
-
-
-def rounds_needed(effect: Ratio, threshold: float, confidence: float = 0.95) -> int | None:
+def rounds_needed(effect: Ratio, threshold: float) -> int | None:
     """How many further rounds would settle the verdict, if estimate and spread stay as they are.
 
     Settled means: the interval excludes 0 where the estimate is beyond the threshold, or lies within the threshold
@@ -155,25 +106,49 @@ def rounds_needed(effect: Ratio, threshold: float, confidence: float = 0.95) -> 
     hosts = max(1, round(effect.n - effect.df))  # each round adds one pair a host
     for further in range(1, MAX_FURTHER_ROUNDS + 1):
         n = effect.n + further * hosts
-        reach = _student(n - hosts, confidence) * effect.sd / math.sqrt(n)
-        if n >= MIN_ROUNDS * hosts and reach < room:
+        if n >= MIN_ROUNDS * hosts and _student(n - hosts) * effect.sd / math.sqrt(n) < room:
             return further
     return None
 
 
 def blocks_agree(blocks: Mapping[str, Sequence[float]], level: float = 0.01) -> bool:
     """Whether the hosts' effects are alike: one-way analysis of variance, F test at `level` (Fisher 1925)."""
-    groups = [list(values) for values in blocks.values() if values]
-    total = sum(map(len, groups))
-    df = total - len(groups)
-    if len(groups) < 2 or df < 1:
+    above, below, within = len(blocks) - 1, _freedom(blocks), _within(blocks)
+    if above < 1 or below < 1:
         return True
-    grand = statistics.fmean([value for values in groups for value in values])
-    means = [statistics.fmean(values) for values in groups]
-    between = sum(len(values) * (mean - grand) ** 2 for values, mean in zip(groups, means, strict=True))
-    within = sum((value - mean) ** 2 for values, mean in zip(groups, means, strict=True) for value in values)
+    grand = statistics.fmean(value for values in blocks.values() for value in values)
+    between = sum(len(values) * (statistics.fmean(values) - grand) ** 2 for values in blocks.values())
     if within == 0:
         return between == 0
     from scipy.special import fdtrc
 
-    return float(fdtrc(len(groups) - 1, df, (between / (len(groups) - 1)) / (within / df))) >= level
+    return float(fdtrc(above, below, (between / above) / (within / below))) >= level
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    for value in values:
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"a ratio needs positive numbers, not {value:g}")
+    return [math.log(value) for value in values]
+
+
+def _freedom(blocks: Mapping[str, Sequence[float]]) -> int:
+    return sum(len(values) - 1 for values in blocks.values())
+
+
+def _within(blocks: Mapping[str, Sequence[float]]) -> float:
+    """The sum of squares within the blocks."""
+    return sum(statistics.variance(values) * (len(values) - 1) for values in blocks.values() if len(values) > 1)
+
+
+def _ratio(means: Iterable[float], error: float, n: int, sd: float, df: float) -> Ratio:
+    mean, reach = statistics.fmean(means), _student(df) * error
+    highest = min(mean + reach, 700.0)  # e to the 710 is more than a float holds
+    return Ratio(math.expm1(mean), math.expm1(mean - reach), math.expm1(highest), n, sd, df)
+
+
+def _student(df: float) -> float:
+    """Student's quantile with 2.5 % above it."""
+    from scipy.special import stdtrit  # a third of a second, which most of what imports this need not pay
+
+    return float(stdtrit(df, 0.975))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,11 +149,9 @@ def test_a_metric_nobody_reports_has_no_effect_unless_it_is_the_primary() -> Non
     assert [(e.metric, e.verdict) for e in found] == [("accept_length", "cannot tell")]
 
 
-def test_rules_come_from_a_plan_or_a_campaign() -> None:
-    metric = SimpleNamespace(better="lower", threshold=0.05)
+def test_rules_come_from_a_plan() -> None:
     expected = Rules("a", {"a": Rule("lower", 0.05)})
     assert Rules.of({"primary": "a", "metrics": {"a": {"better": "lower", "threshold": 0.05}}}) == expected
-    assert Rules.of(SimpleNamespace(primary="a", metrics={"a": metric})) == expected
 
 
 def test_the_baseline_comes_first_at_each_point() -> None:

@@ -67,7 +67,7 @@ def test_the_campaign_of_the_design_is_read() -> None:
     assert read.variants["too-many"].expect == "bad_flag"
     assert read.benchmarks["chat"].tool.name == "builtin"
     assert read.benchmarks["chat"].limits.error_rate == 0.01
-    rules = Rules.of(read.compare)
+    rules = Rules.of(read.compare.model_dump())
     assert (rules.primary, rules.metrics["ttft_p99_ms"].threshold) == ("output_tok_per_s", 0.05)
 
 

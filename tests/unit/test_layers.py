@@ -18,7 +18,7 @@ MODULES = {
 PURE = (
     *("errors", "load", "fields", "tree", "config", "complaints", "overrides", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "estimate", "plan", "plan_text"),
-    *("samples", "parsers", "diagnose", "stats", "compare", "notes", "result"),
+    *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact"),
 )
 EDGE = ("cli", "commands", "terminal", "playbooks", "execute", "steps", "store", "child", "interrupts", "manifest")
 OUTSIDE = ("subprocess", "click", "rich", "ansible_runner", "ansible", "socket", "threading", "signal")

@@ -15,6 +15,12 @@ from gpurun import stats
 from gpurun.compare import Case, Effect, Rule, Rules, judge
 from gpurun.samples import Sample
 
+
+def paired_effect(before: list[float], after: list[float]) -> stats.Ratio:
+    """On one host."""
+    return stats.blocked_effect({"h": stats.log_ratios(before, after)})
+
+
 positive = st.floats(1e-3, 1e6, allow_nan=False)
 
 
@@ -23,7 +29,7 @@ def test_paired_effect_is_the_t_interval_on_log_ratios() -> None:
     logs = [math.log(b / a) for a, b in zip(before, after, strict=True)]
     independent = reference.ttest_rel([math.log(x) for x in after], [math.log(x) for x in before])
     low, high = independent.confidence_interval(0.95)
-    effect = stats.paired_effect(before, after)
+    effect = paired_effect(before, after)
     assert effect.change == pytest.approx(math.expm1(statistics.fmean(logs)))
     assert (effect.low, effect.high) == pytest.approx((math.expm1(low), math.expm1(high)))
     assert (effect.n, effect.df) == (5, 4)
@@ -64,7 +70,7 @@ def test_unpaired_effect_is_welch() -> None:
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=8))
 def test_swapping_sides_inverts_the_effect(pairs: list[tuple[float, float]]) -> None:
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
-    forth, back = stats.paired_effect(before, after), stats.paired_effect(after, before)
+    forth, back = paired_effect(before, after), paired_effect(after, before)
     assert (1 + forth.change) * (1 + back.change) == pytest.approx(1)
     if forth.low > -0.99 and math.isfinite(forth.high):
         assert (1 + forth.low) * (1 + back.high) == pytest.approx(1, rel=1e-6)
@@ -74,17 +80,15 @@ def test_swapping_sides_inverts_the_effect(pairs: list[tuple[float, float]]) -> 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_what_has_no_logarithm_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="positive"):
-        stats.paired_effect([1.0, 2.0], [1.0, bad])
+        paired_effect([1.0, 2.0], [1.0, bad])
 
 
 def test_no_interval_from_one_round() -> None:
     with pytest.raises(ValueError, match="two rounds"):
-        stats.paired_effect([1.0], [2.0])
+        paired_effect([1.0], [2.0])
 
 
 def test_robust_summaries() -> None:
-    assert stats.median([3.0, 1.0, 2.0, 10.0]) == 2.5
-    assert stats.mad([1.0, 1.0, 2.0, 2.0, 4.0, 6.0, 9.0]) == 1.0
     assert stats.outliers([100.0, 101.0, 99.0, 100.5, 70.0]) == [4]
     assert stats.outliers([100.0, 101.0, 99.0, 70.0]) == []
     assert stats.spread([100.0, 102.0]) == pytest.approx(math.log(1.02) / math.sqrt(2))

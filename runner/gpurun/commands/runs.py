@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from gpurun.assess import Assessment
+from gpurun.assess import Assessment, assess
+from gpurun.result import document
+from gpurun.store import find, list_runs
+from gpurun.terminal import Terminal
+from gpurun.terminal.tables import results_table, runs_table
 
 results_option = click.option(
     "--results",
@@ -33,8 +36,6 @@ def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
     context.obj = results_dir, as_json
     if context.invoked_subcommand is not None:
         return
-    from gpurun.store import list_runs
-
     runs = list_runs(results_dir)
     if as_json:
         listed = [
@@ -50,15 +51,10 @@ def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
             for run in runs
         ]
         print_json({"schema": "gpurun.runs/1", "runs": listed})
-        return
-    from gpurun.terminal import Terminal
-    from gpurun.terminal.tables import runs_table
-
-    terminal = Terminal()
-    if runs:
-        terminal.show(runs_table(runs))
+    elif runs:
+        Terminal().show(runs_table(runs))
     else:
-        terminal.message(f"no runs in {results_dir}; `gpurun bench --config FILE` makes one")
+        Terminal().message(f"no runs in {results_dir}; `gpurun bench --config FILE` makes one")
 
 
 @command.command("show")
@@ -74,23 +70,15 @@ def show(context: click.Context, run: str, results_dir: Path | None, as_json: bo
 
 def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
     """Judge a stored run anew, print it, and return its assessment."""
-    from gpurun.assess import assess
-    from gpurun.store import find
-
     store = find(results_dir, reference)
-    manifest = store.manifest
-    judged = assess(store.plan, store.samples(), store.directory)
+    manifest, directory = store.manifest, store.directory
+    judged = assess(store.plan, store.samples(), directory)
     if as_json:
-        from gpurun.result import document
-
-        print_json(document(manifest.run, str(store.directory), manifest.status_now, judged.samples, judged.effects))
-        return judged
-    from gpurun.terminal import Terminal
-    from gpurun.terminal.tables import results_table
-
-    terminal = Terminal()
-    terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {store.directory}\n")
-    terminal.show(results_table(judged) if judged.samples else "nothing was measured")
+        print_json(document(manifest.run, str(directory), manifest.status_now, judged.samples, judged.effects))
+    else:
+        terminal = Terminal()
+        terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {directory}\n")
+        terminal.show(results_table(judged) if judged.samples else "nothing was measured")
     return judged
 
 

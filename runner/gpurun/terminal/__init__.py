@@ -33,13 +33,13 @@ class Terminal:
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         progress: bool | None = None,
-        environ: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
-        environ = os.environ if environ is None else environ
-        self._stdout = sys.stdout if stdout is None else stdout
-        self._stderr = sys.stderr if stderr is None else stderr
-        self.width = _width(self._stdout, environ)
-        self._out = _console(self._stdout, wants_color(color, self._stdout, environ), self.width)
+        self._stdout, self._stderr = stdout or sys.stdout, stderr or sys.stderr
+        width = 100  # where nobody looks
+        if self._stdout.isatty() or environ.get("COLUMNS"):
+            width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((width, 24)).columns))
+        self._out = _console(self._stdout, wants_color(color, self._stdout, environ), width)
         self._err = _console(self._stderr, wants_color(color, self._stderr, environ), None)
         self.live = progress is not False and _is_terminal(self._stderr, environ)
 
@@ -47,9 +47,9 @@ class Terminal:
         """A watcher for a run, as this terminal can show it."""
         return LiveObserver(self._err) if self.live else PlainObserver(self._stderr)
 
-    def show(self, *results: RenderableType) -> None:
-        """Print results to stdout."""
-        text = capture(self._out, *results)
+    def show(self, result: RenderableType) -> None:
+        """Print a result to stdout."""
+        text = _rendered(self._out, result)
         try:
             self._stdout.write(text)
         except UnicodeEncodeError:
@@ -58,49 +58,37 @@ class Terminal:
 
     def message(self, text: str) -> None:
         """Print one message to stderr."""
-        self._stderr.write(text + "\n")
-        self._stderr.flush()
+        print(text, file=self._stderr, flush=True)
 
 
 def plain_text(result: RenderableType, width: int = 100) -> str:
     """A result as it is printed without colours."""
-    return capture(_console(sys.stdout, False, width), result)
-
-
-def capture(console: Console, *results: RenderableType) -> str:
-    """What a console would print, without spaces at the ends of lines."""
-    with console.capture() as captured:
-        for result in results:
-            console.print(result, crop=False)
-    return re.sub(r"[ ]+(?=\n|$)", "", captured.get())
+    return _rendered(_console(sys.stdout, False, width), result)
 
 
 def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether to colour a stream. NO_COLOR wins over FORCE_COLOR, as in Python itself; both count when not empty."""
     if color != "auto":
         return color == "always"
-    if environ.get("NO_COLOR"):
-        return False
-    if environ.get("FORCE_COLOR"):
-        return True
-    return _is_terminal(stream, environ)
+    return not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or _is_terminal(stream, environ))
 
 
 def _is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def _width(stream: TextIO, environ: Mapping[str, str]) -> int:
-    if not stream.isatty() and not environ.get("COLUMNS"):
-        return 100
-    return min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns))
+def _rendered(console: Console, result: RenderableType) -> str:
+    """What a console would print, without spaces at the ends of lines."""
+    with console.capture() as captured:
+        console.print(result, crop=False)
+    return re.sub(r" +(?=\n|$)", "", captured.get())
 
 
 def _console(stream: TextIO, color: bool, width: int | None) -> Console:
     return Console(
         file=stream,
         width=width,
-        force_terminal=True if color else None,
+        force_terminal=color or None,
         color_system="standard" if color else None,
         no_color=not color,
         highlight=False,

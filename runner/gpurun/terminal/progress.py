@@ -1,4 +1,4 @@
-"""Where a run stands, derived from its events: shared by the live line and the plain lines."""
+"""Where a run stands, and what is said about it: shared by the live block and the plain lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from gpurun.events import (
     Event,
     HostLost,
+    Notice,
+    RunFinished,
     RunStarted,
     SampleFinished,
     SampleProgress,
@@ -14,63 +16,98 @@ from gpurun.events import (
     StageStarted,
     Where,
 )
-from gpurun.terminal.text import duration, escape, number, shorten
+from gpurun.terminal.text import about, duration, escape, number, plural, shorten
+
+_MOST_HOSTS = 8  # a large fleet must not fill the screen, or the log
 
 
 @dataclass
-class Activity:
+class _Activity:
     """What a host does now, since when (unix seconds)."""
 
+    place: str
     stage: str
     since: float
-    where: Where | None = None
     detail: str = ""
-
-    def text(self, now: float) -> str:
-        """Such as `measuring 12 s: 40 of 320 requests`."""
-        detail = f": {shorten(self.detail, 80)}" if self.detail else ""
-        return f"{self.stage} {duration(now - self.since)}{detail}"
 
 
 class Progress:
     """Counts samples, remembers what each host does, and estimates the time left."""
 
     def __init__(self) -> None:
-        self.rounds = self.samples = self.done = self.failed = 0
-        self.hosts: tuple[str, ...] = ()
-        self.active: dict[str, Activity] = {}
+        self.round = self.rounds = self.samples = self.done = 0
         self.started: float | None = None
         self.last_number = ""
+        self._hosts: tuple[str, ...] = ()
+        self._active: dict[str, _Activity] = {}
         self._estimate_s: float | None = None
         self._first_sample: float | None = None
-        self._last_finish: float | None = None
+        self._last_finish = 0.0
 
-    def on_event(self, event: Event, now: float) -> None:
-        """Take note of an event."""
-        if isinstance(event, RunStarted):
-            self.rounds, self.samples, self.hosts = event.rounds, event.samples, event.hosts
-            self.started, self._estimate_s = now, event.estimate_s
-        elif isinstance(event, StageStarted):
-            if event.host is None:
-                self.active.clear()
-            self.active[event.host or ""] = Activity(event.stage, now, detail=event.detail)
-        elif isinstance(event, SampleStage):
-            self.active.pop("", None)
-            self._first_sample = self._first_sample or now
-            self.active[event.where.host] = Activity(event.stage, now, event.where)
-        elif isinstance(event, SampleProgress):
-            activity = self.active.get(event.where.host)
-            if activity is not None:
-                activity.detail = _counted(event)
-        elif isinstance(event, SampleFinished):
-            self.active.pop(event.where.host, None)
-            self.done += 1
-            self.failed += event.sample.status == "failed"
-            self.last_number = event.number or self.last_number
-            self._first_sample = self._first_sample or now
-            self._last_finish = now
-        elif isinstance(event, HostLost):
-            self.active.pop(event.host, None)
+    def on_event(self, event: Event, now: float) -> str | None:
+        """Take note of an event. Returns it as one line; None where it is only progress within a state."""
+        line = self._note(event, now)
+        return None if line is None else escape(line)
+
+    def _note(self, event: Event, now: float) -> str | None:
+        match event:
+            case RunStarted():
+                self.rounds, self.samples, self._hosts = event.rounds, event.samples, event.hosts
+                self.started, self._estimate_s = now, event.estimate_s
+                size = f"{plural(event.samples, 'sample')} in {plural(event.rounds, 'round')}"
+                size += f" on {plural(len(event.hosts), 'host')}" + f", {event.reused} kept from before" * (
+                    event.reused > 0
+                )
+                length = f", {about(event.estimate_s)}" if event.estimate_s else ""
+                return f"run {event.run}  {event.campaign}: {size}{length}  -> {event.directory}"
+            case StageStarted(stage, host, detail):
+                if host is None:
+                    self._active.clear()
+                self._active[host or ""] = _Activity(host or "", stage, now, detail)
+                return "  ".join(part for part in (stage, host, detail) if part)
+            case SampleStage(where, stage, detail):
+                self._active.pop("", None)
+                self.round, self._first_sample = where.round, self._first_sample or now
+                self._active[where.host] = _Activity(self._place(where), stage, now)
+                return f"{self._place(where)}  {stage}" + (f" ({detail})" if detail else "")
+            case SampleProgress(where, done, total, unit, detail):
+                if where.host in self._active:
+                    counted = " of ".join(_count(value) for value in (done, total) if value is not None)
+                    self._active[where.host].detail = f"{counted} {unit}" if counted else detail
+                return None
+            case SampleFinished(where):
+                self._active.pop(where.host, None)
+                self.done += 1
+                self.last_number = event.number or self.last_number
+                self._first_sample, self._last_finish = self._first_sample or now, now
+                return f"{self._place(where)}  {_outcome(event)}  ({self.standing(now)})"
+            case HostLost(host, reason):
+                self._active.pop(host, None)
+                others = "; the others go on" if len(self._hosts) > 1 else ""
+                return f"host {host} is lost: {shorten(reason, 300)}{others}"
+            case Notice(message, host):
+                return f"{host}: {message}" if host else message
+            case RunFinished(status):
+                return f"{status} after {duration(self.elapsed(now))}"
+
+    def _place(self, where: Where) -> str:
+        place = f"round {where.round}/{self.rounds or '?'}  {where.variant}  {where.label}"
+        return f"{place}  {where.host}" if len(self._hosts) > 1 else place
+
+    def activities(self, now: float) -> list[str]:
+        """A line for each host, such as `round 2/5  fp8-kv  chat@64  measuring 12 s: 40 of 320 requests`."""
+        lines = []
+        for host in list(self._active.values())[:_MOST_HOSTS]:
+            line = f"{host.place}  {host.stage} {duration(now - host.since)}".strip()
+            lines.append(escape(line) + (f": {shorten(host.detail, 80)}" if host.detail else ""))
+        more = len(self._active) - _MOST_HOSTS
+        return [*lines, f"and {plural(more, 'more host')}"] if more > 0 else lines
+
+    def standing(self, now: float) -> str:
+        """Such as `3/25 samples, about 75 s left`."""
+        left = self.left(now)
+        time_left = f", {about(left)} left" if left is not None and self.done < self.samples else ""
+        return f"{self.done}/{self.samples} samples{time_left}" if self.samples else ""
 
     def elapsed(self, now: float) -> float:
         """Seconds since the run began."""
@@ -78,22 +115,25 @@ class Progress:
 
     def left(self, now: float) -> float | None:
         """Seconds that remain: the plan's estimate at first, then more and more what the finished samples took."""
-        if self._first_sample is None or self.started is None or not self.samples:
-            return None if self._estimate_s is None or self.started is None else self._estimate_s
-        rest = self.samples - self.done
-        if self.done == 0 or self._last_finish is None:
-            return None if self._estimate_s is None else max(0.0, self._estimate_s - (now - self._first_sample))
+        if not self.done or self._first_sample is None:
+            since = 0.0 if self._first_sample is None else now - self._first_sample
+            return None if self._estimate_s is None else max(0.0, self._estimate_s - since)
         each = (self._last_finish - self._first_sample) / self.done
-        if self._estimate_s is not None:  # the plan counts as much as two finished samples
+        if self._estimate_s is not None and self.samples:  # the plan counts as much as two finished samples
             each = (each * self.done + 2 * self._estimate_s / self.samples) / (self.done + 2)
-        return max(0.0, each * rest - (now - self._last_finish))
+        return max(0.0, each * (self.samples - self.done) - (now - self._last_finish))
 
 
-def _counted(event: SampleProgress) -> str:
-    if event.done is None:
-        return escape(event.detail)
-    counted = number(event.done) if event.done >= 1000 else f"{event.done:g}"
-    total = (
-        f" of {number(event.total) if event.total >= 1000 else f'{event.total:g}'}" if event.total is not None else ""
-    )
-    return f"{counted}{total} {event.unit}"
+def _outcome(event: SampleFinished) -> str:
+    """`measured 4 812 tok/s`, or the failure with the line that proves it."""
+    failure = event.sample.failure
+    if failure is None:
+        return f"{event.sample.status} {event.number}".rstrip()
+    if failure.expected:
+        return f"failed as expected: {failure.klass} ({failure.phase})"
+    proof = f": {shorten(failure.proof, 160)}" if failure.proof else ""
+    return f"✗ failed: {failure.klass} ({failure.phase}){proof}"
+
+
+def _count(value: float) -> str:
+    return number(value) if value >= 1000 else f"{value:g}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
@@ -11,21 +13,9 @@ from rich.text import Text
 
 from gpurun import stats
 from gpurun.assess import Assessment
-from gpurun.compare import ByCase, Case, Effect, by_case, failed_altogether, failure_class, measured, values
-from gpurun.samples import Sample
+from gpurun.compare import Case, Effect, Rule, failed, failure_class, group, measured, values
 from gpurun.store import RunSummary
-from gpurun.terminal.text import (
-    MISSING,
-    escape,
-    limit,
-    metric_name,
-    metric_value,
-    number,
-    percent,
-    plural,
-    shorten,
-    signed,
-)
+from gpurun.terminal.text import MISSING, escape, metric_name, metric_value, number, plural, shorten, signed
 
 # A symbol and a word: colour only repeats them.
 _LOOKS = {
@@ -40,44 +30,22 @@ _LOOKS = {
 
 def results_table(report: Assessment) -> RenderableType:
     """Every benchmark and axis point, then the failures with their proof, then the notes."""
-    points: dict[tuple[str, str], list[Case]] = {}
-    for case in report.cases:
-        points.setdefault(case.point, []).append(case)
-    index = by_case(report.samples)
-    effects: dict[str, list[Effect]] = {}
-    for effect in report.effects:
-        effects.setdefault(effect.case.id, []).append(effect)
-    blocks: list[RenderableType] = []
-    for cases in points.values():
-        blocks += [_point(report, index, effects, cases), Text()]
-    for block in _failures(report):
-        blocks += [block, Text()]
-    if report.notes:
-        blocks += [notes_block(report.notes), Text()]
-    return Group(*blocks[:-1])
+    points = group(report.cases, lambda case: case.point).values()
+    return _spaced([*(_point(report, cases) for cases in points), *_failures(report), *_notes(report.notes)])
 
 
 def comparison_table(before: str, after: str, effects: Sequence[Effect], notes: Sequence[str]) -> RenderableType:
     """One run against another: each case's medians, the effect and the verdict."""
-    blocks: list[RenderableType] = [Text(f"{escape(after)} against {escape(before)}", style="bold")]
-    for label in dict.fromkeys((effect.case.label, effect.metric) for effect in effects if effect.primary):
-        rows = [effect for effect in effects if (effect.case.label, effect.metric) == label]
-        blocks += [Text(), Text(f"{escape(label[0])} · {_direction(rows[0])}", style="bold")]
+    blocks: list[RenderableType] = [Text(escape(f"{after} against {before}"), "bold")]
+    for here in group(effects, lambda effect: effect.case.point).values():
+        primary = [effect for effect in here if effect.primary]
         table = _table("variant", "before", "after", "change", "verdict")
-        widths = _widths(rows)
-        for effect in rows:
-            cells = (number(effect.baseline), number(effect.median), _change(effect, widths))
-            table.add_row(escape(effect.case.variant), *cells, _verdict(effect))
-        blocks += [Padding(table, (0, 0, 0, 2)), *_others([e for e in effects if e.case.label == label[0]])]
-    if notes:
-        blocks += [Text(), notes_block(notes)]
-    return Group(*blocks)
-
-
-def notes_block(notes: Sequence[str]) -> RenderableType:
-    """The notes, counted, one each line."""
-    lines = [Text(f"{plural(len(notes), 'note')}:")]
-    return Group(*lines, *(_hanging("  - ", Text(escape(note))) for note in notes))
+        for effect, change in zip(primary, _changes(primary), strict=True):
+            medians = number(effect.baseline), number(effect.median)
+            table.add_row(escape(effect.case.variant), *medians, change, _verdict(effect))
+        title = _title(primary[0].case, primary[0].metric, primary[0].rule)
+        blocks.append(Group(title, Padding(table, (0, 0, 0, 2)), *_others(here)))
+    return _spaced([*blocks, *_notes(notes)])
 
 
 def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
@@ -85,136 +53,116 @@ def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
     table = _table("run", "campaign", "status", "samples", "started (UTC)")
     for run in runs:
         started = run.started_at.replace("T", " ").removesuffix("Z")
-        style = "" if run.status == "done" else "yellow"
-        table.add_row(escape(run.run), escape(run.campaign), Text(run.status, style=style), str(run.samples), started)
+        status = Text(run.status, "" if run.status == "done" else "yellow")
+        table.add_row(escape(run.run), escape(run.campaign), status, str(run.samples), started)
     return table
 
 
-def _point(
-    report: Assessment, index: ByCase, effects: Mapping[str, Sequence[Effect]], cases: Sequence[Case]
-) -> RenderableType:
-    here = [effect for case in cases for effect in effects.get(case.id, ())]
-    primary = {effect.case.id: effect for effect in here if effect.primary}
-    widths = _widths(list(primary.values()))
+def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
+    here = [effect for case in cases for effect in report.effects if effect.case.id == case.id]
+    primary = [effect for effect in here if effect.primary]
+    rows = {
+        effect.case.id: (number(effect.median), change, _verdict(effect))
+        for effect, change in zip(primary, _changes(primary), strict=True)
+    }
     table = _table("variant", "median", "vs baseline", "verdict")
     for case in cases:
-        numbers = list(values(index, case, report.rules.primary).values())
-        median = number(stats.median(numbers)) if numbers else MISSING
-        if case.id in primary:
-            cells = _change(primary[case.id], widths), _verdict(primary[case.id])
-        else:
-            failed = failed_altogether(index, case)
-            cells = "", Text(f"✗ failed: {failure_class(failed)}" if failed else "", style="red")
-        table.add_row(escape(case.variant), median, *cells)
-    return Group(_heading(report, index, cases), Padding(table, (0, 0, 0, 2)), *_others(here))
+        table.add_row(escape(case.variant), *(rows.get(case.id) or _baseline(report, case)))
+    done = [sample for case in cases for sample in measured(report.of[case.id])]
+    seen, hosts = len({sample.round for sample in done}), len({sample.host for sample in done})
+    rounds = ("" if seen >= report.rounds else f"{seen} of ") + plural(report.rounds, "round")
+    told = [rounds + ", interleaved" * report.interleaved, *([plural(hosts, "host")] if hosts > 1 else [])]
+    title = _title(cases[0], report.rules.primary, report.rules.metrics[report.rules.primary], *told)
+    return Group(title, Padding(table, (0, 0, 0, 2)), *_others(here))
 
 
-def _heading(report: Assessment, index: ByCase, cases: Sequence[Case]) -> Text:
-    here = [sample for case in cases for sample in measured(index, case)]
-    seen = len({sample.round for sample in here})
-    rounds = plural(seen, "round") if seen >= report.rounds else f"{seen} of {plural(report.rounds, 'round')}"
-    parts = [f"{rounds}, interleaved"]
-    hosts = len({sample.host for sample in here})
-    if hosts > 1:
-        parts.append(plural(hosts, "host"))
-    rule = report.rules.metrics.get(report.rules.primary)
-    name = metric_name(report.rules.primary)
-    if rule is not None:
-        name += f" ({rule.better} is better)"
-        parts.append(f"limit {limit(rule.threshold)}")
-    return Text(" · ".join((escape(cases[0].label), name, *parts)), style="bold")
+def _baseline(report: Assessment, case: Case) -> tuple[str, str, Text]:
+    samples = report.of[case.id]
+    numbers = values(samples, report.rules.primary).values()
+    lost = [] if measured(samples) else failed(samples)
+    verdict = Text(f"✗ failed: {failure_class(lost)}" if lost else "", "red")
+    return number(statistics.median(numbers) if numbers else None), "", verdict
+
+
+def _title(case: Case, metric: str, rule: Rule, *told: str) -> Text:
+    name = f"{metric_name(metric)} ({rule.better} is better)"
+    return Text(escape(" · ".join((case.label, name, *told, f"limit ±{100 * rule.threshold:g} %"))), "bold")
 
 
 def _verdict(effect: Effect) -> Text:
     symbol, style = _LOOKS[effect.verdict]
-    text = f"{symbol} {effect.verdict}"
-    if effect.verdict == "failed":
-        text += f": {effect.reason}" + (" (expected)" if effect.expected else "")
-        style = "" if effect.expected else style
-    elif effect.verdict == "cannot tell":
-        roughly = "about " if effect.rounds >= stats.MIN_ROUNDS else ""
-        more = f"needs {roughly}{plural(effect.further, 'more round')}" if effect.further else ""
-        told = "; ".join(part for part in (escape(effect.reason), more) if part)
-        text += f" ({told})" if told else ""
-    elif effect.reason:
-        text += f": {escape(effect.reason)}"
-    return Text(text, style=style)
+    more, told = "", f": {effect.reason}" if effect.reason else ""
+    if effect.verdict == "cannot tell":
+        if effect.further:
+            roughly = "about " if effect.rounds >= stats.MIN_ROUNDS else ""
+            more = f"needs {roughly}{plural(effect.further, 'more round')}"
+        told = "; ".join(part for part in (effect.reason, more) if part)
+        told = f" ({told})" if told else ""
+    elif effect.expected:
+        told, style = f"{told} (expected)", ""
+    return Text(escape(f"{symbol} {effect.verdict}{told}"), style)
 
 
-def _others(effects: Sequence[Effect]) -> list[RenderableType]:
+def _others(effects: Sequence[Effect]) -> Iterator[RenderableType]:
     """Secondary metrics are information: only those that differ get a line, and none decides anything."""
-    lines: list[RenderableType] = []
     for effect in effects:
-        if not effect.primary and effect.verdict in ("better", "worse") and effect.estimate is not None:
-            told = f"{escape(effect.case.variant)}: {metric_value(effect.metric, effect.median)}, {_change(effect)} "
-            lines.append(_hanging("  also ", Text(told).append_text(_verdict(effect))))
-    return lines
+        if not effect.primary and effect.verdict in ("better", "worse"):
+            told = f"{effect.case.variant}: {metric_value(effect.metric, effect.median)}, {_changes([effect])[0]} "
+            yield _hanging(("  also ", Text(escape(told)).append_text(_verdict(effect))))
 
 
-def _failures(report: Assessment) -> list[RenderableType]:
+def _failures(report: Assessment) -> Iterator[RenderableType]:
     """Each variant's failures of one kind once, however many points and rounds they hit."""
-    groups: dict[tuple[str, str, bool], list[Sample]] = {}
-    for sample in report.samples:
-        if sample.status == "failed" and sample.failure is not None:
-            key = (sample.variant, sample.failure.klass, sample.failure.expected)
-            groups.setdefault(key, []).append(sample)
-    blocks: list[RenderableType] = []
-    for (variant, klass, expected), samples in groups.items():
-        failure = samples[0].failure
-        assert failure is not None
-        total = sum(sample.variant == variant for sample in report.samples)
-        how = "failed as expected" if expected else "failed"
-        head = f"✗ {escape(variant)} {how}: {klass} ({failure.phase}), {len(samples)} of {plural(total, 'sample')}"
-        lines: list[RenderableType] = [Text(head, style="" if expected else "red")]
-        if failure.proof:
-            lines.append(_hanging("  proof: ", Text(shorten(failure.proof, 300))))
-        if failure.advice:
-            lines.append(_hanging("  hint:  ", Text(escape(failure.advice))))
-        log = "server.log"
-        if report.directory is not None and log in samples[0].files:
-            first = samples[0]
-            place = report.directory / "samples" / str(first.round) / first.case / first.host / log
+    lost = [(sample, sample.failure) for sample in failed(report.samples) if sample.failure is not None]
+    for alike in group(lost, lambda one: (one[0].variant, one[1].klass, one[1].expected)).values():
+        first, failure = alike[0]
+        total = sum(sample.variant == first.variant for sample in report.samples)
+        how, style = ("failed as expected", "") if failure.expected else ("failed", "red")
+        share = f"{len(alike)} of {plural(total, 'sample')}"
+        lines: list[RenderableType] = [
+            Text(f"✗ {escape(first.variant)} {how}: {failure.klass} ({failure.phase}), {share}", style)
+        ]
+        told = (("  proof: ", shorten(failure.proof, 300)), ("  hint:  ", escape(failure.advice)))
+        lines += [_hanging((lead, Text(text))) for lead, text in told if text]
+        if report.directory is not None and "server.log" in first.files:
+            place = report.directory / "samples" / str(first.round) / first.case / first.host / "server.log"
             lines.append(Text(f"  log:   {place}", no_wrap=True, overflow="ignore"))  # whole, to be copied
-        blocks.append(Group(*lines))
-    return blocks
+        yield Group(*lines)
 
 
-def _direction(effect: Effect) -> str:
-    return f"{metric_name(effect.metric)} ({effect.rule.better} is better) · limit {limit(effect.rule.threshold)}"
+def _notes(notes: Sequence[str]) -> Iterator[RenderableType]:
+    if notes:
+        yield Group(f"{plural(len(notes), 'note')}:", _hanging(*(("  - ", Text(escape(note))) for note in notes)))
 
 
-def _widths(effects: Sequence[Effect]) -> tuple[int, int, int]:
-    """How wide estimate, lower and upper end are in one table, so that decimal points stand below each other."""
-    changes = [len(signed(e.estimate)) for e in effects if e.estimate is not None]
-    ends = [(len(signed(e.interval[0])), len(signed(e.interval[1]))) for e in effects if e.interval is not None]
-    return max(changes, default=0), max((a for a, _ in ends), default=0), max((b for _, b in ends), default=0)
-
-
-def _change(effect: Effect, widths: tuple[int, int, int] = (0, 0, 0)) -> str:
-    if effect.estimate is None:
-        return MISSING
-    text = percent(effect.estimate).rjust(widths[0] + 2)
-    if effect.interval is not None:
-        low, high = signed(effect.interval[0]).rjust(widths[1]), signed(effect.interval[1]).rjust(widths[2])
-        text += f" [{low}, {high}]"
-    return text
+def _changes(effects: Sequence[Effect]) -> list[str]:
+    """Each estimate with its interval, padded so that decimal points stand below each other."""
+    rows = [[signed(value) for value in (e.estimate, *(e.interval or ())) if value is not None] for e in effects]
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    padded = [[text.rjust(width) for text, width in zip(row, widths, strict=False)] for row in rows]
+    ends = [f" [{row[1]}, {row[2]}]" if row[1:] else "" for row in padded]
+    return [f"{row[0]} %{end}" if row else MISSING for row, end in zip(padded, ends, strict=True)]
 
 
 def _table(*columns: str) -> Table:
-    """No lines, two spaces to the left; numbers to the right; only the last column wraps."""
+    """No lines, two spaces to the left; numbers to the right; only the first and the last column wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False, header_style="dim")
-    for index, name in enumerate(columns):
-        last = index == len(columns) - 1
-        numeric = name in ("median", "before", "after", "samples")
-        justify: JustifyMethod = "right" if numeric else "left"
-        table.add_column(name, justify=justify, no_wrap=not last and index > 0, overflow="fold")
+    for name in columns:
+        justify: JustifyMethod = "right" if name in ("median", "before", "after", "samples") else "left"
+        table.add_column(name, justify=justify, no_wrap=name not in (columns[0], columns[-1]), overflow="fold")
     return table
 
 
-def _hanging(lead: str, text: Text) -> RenderableType:
-    """Text whose further lines stand below its first word."""
+def _hanging(*rows: tuple[str, Text]) -> RenderableType:
+    """Texts whose further lines stand below their first word."""
     grid = Table.grid(padding=0)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(lead), text)
+    for row in rows:
+        grid.add_row(*row)
     return grid
+
+
+def _spaced(blocks: Iterable[RenderableType]) -> RenderableType:
+    """Blocks with an empty line between them."""
+    return Group(*[part for block in blocks for part in (Text(), block)][1:])

@@ -10,7 +10,8 @@ MINUS = "\N{MINUS SIGN}"
 # C0 and C1 controls, and the characters that reorder or hide text (bidirectional controls, line separators).
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
-_UNITS = (("_tok_per_s", "tok/s"), ("_per_s", "1/s"), ("_ms", "ms"), ("_s", "s"), ("_mib", "MiB"), ("_w", "W"))
+_UNITS = {"tok_per_s": "tok/s", "per_s": "1/s", "ms": "ms", "s": "s", "mib": "MiB", "w": "W"}
+_METRIC = re.compile(rf"(.+?)(?:_({'|'.join(_UNITS)}))?")
 _ASCII = str.maketrans(
     {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v", "≠": "!=", "✗": "x", "…": "..."}
 )
@@ -18,11 +19,12 @@ _ASCII = str.maketrans(
 
 def escape(text: str) -> str:
     """Text from a log or a server, harmless to a terminal: control characters are spelled out, tabs become a space."""
-    return _CONTROL.sub(lambda match: _spell(match.group()), text.replace("\t", " "))
+    return _CONTROL.sub(_spell, text.replace("\t", " "))
 
 
-def _spell(character: str) -> str:
-    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+def _spell(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def shorten(text: str, limit: int) -> str:
@@ -52,14 +54,8 @@ def percent(change: float) -> str:
 
 def signed(change: float) -> str:
     """The number of a percentage, with its sign: +12.0. A change beyond 1000 % has no decimals."""
-    hundred = 100 * change
-    text = f"{hundred:+.1f}" if abs(hundred) < 999.95 else f"{hundred:+.0f}"
+    text = f"{100 * change:+.{int(abs(change) < 9.9995)}f}"
     return ("+0.0" if text == "-0.0" else text).replace("-", MINUS)
-
-
-def limit(threshold: float) -> str:
-    """A threshold, such as ±2 %."""
-    return f"±{100 * threshold:g} %"
 
 
 def plural(count: int, noun: str) -> str:
@@ -70,24 +66,17 @@ def plural(count: int, noun: str) -> str:
 def duration(seconds: float) -> str:
     """1.4 s, 48 s, 2 min 05 s, 3 h 07 min."""
     seconds = max(0.0, seconds)
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
     if seconds < 99.5:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{int(seconds < 9.95)}f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def about(seconds: float) -> str:
     """A time left, as coarse as it is certain: 5 s steps below a minute and a half, then minutes, then hours."""
     if seconds < 90:
         return f"about {max(5, 5 * round(seconds / 5))} s"
-    if seconds < 5400:
-        return f"about {round(seconds / 60)} min"
-    return f"about {seconds / 3600:.1f} h"
+    return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def metric_name(metric: str) -> str:
@@ -103,11 +92,6 @@ def metric_value(metric: str, value: float | None) -> str:
 
 
 def _words_and_unit(metric: str) -> tuple[str, str]:
-    for ending, unit in _UNITS:
-        if metric.endswith(ending) and len(metric) > len(ending):
-            return _words(metric.removesuffix(ending)), unit
-    return _words(metric), ""
-
-
-def _words(name: str) -> str:
-    return " ".join(_ACRONYMS.get(word, word) for word in name.split("_"))
+    match = _METRIC.fullmatch(metric)
+    name, unit = match.groups() if match else (metric, None)
+    return " ".join(_ACRONYMS.get(word, word) for word in name.split("_")), _UNITS.get(unit or "", "")
