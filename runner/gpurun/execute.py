@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from gpurun.config import Campaign
 from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError, NotReadyError
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
-from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
+from gpurun.playbooks import Controller, Outcome, TaskEvent
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
+from gpurun.session import Session
 from gpurun.store import RunStore, find
 
-_STOP_S = 60.0  # the longest that clean-up may take
-_PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 _STAGES: Mapping[str, events.Stage] = {
     "Start the server": "starting",
     "Send the load": "measuring",
@@ -66,32 +65,15 @@ def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, obse
     with Interrupts() as interrupts, contextlib.closing(observer):
         secrets = steps.secret_values({name for case in cases for name in case.server.secrets or []})
         with Controller(options.inventory, limit=options.limit, secrets=secrets) as controller:
-            return _Run(campaign, cases, options, observer, interrupts, controller, secrets).whole()
+            return _Run(options, campaign, cases, observer, interrupts, controller, secrets).whole()
 
 
-class _Run:
+class _Run(Session):
     """One run in progress."""
 
-    def __init__(
-        self,
-        campaign: Campaign,
-        cases: Sequence[Case],
-        options: BenchOptions,
-        observer: events.Observer,
-        interrupts: Interrupts,
-        controller: Controller,
-        secrets: Mapping[str, str],
-    ) -> None:
-        self._campaign = campaign
-        self._cases = cases
+    def __init__(self, options: BenchOptions, *of_the_session: Any) -> None:
+        super().__init__(*of_the_session, wait_s=options.wait_s)
         self._options = options
-        self._observer = observer
-        self._interrupts = interrupts
-        self._controller = controller
-        self._secrets = secrets
-        self._store: RunStore | None = None
-        self._lost: dict[str, str] = {}
-        self._forgive: tuple[type[Exception], ...] = ()
         self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
 
     def whole(self) -> BenchResult:
@@ -140,44 +122,6 @@ class _Run:
         document, report, code = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
         self._emit(events.RunFinished("done", int(code)))
         return BenchResult(store, document, report, code)
-
-    def _preflight(self) -> dict[str, Mapping[str, Any]]:
-        self._emit(events.StageStarted("preflight"))
-        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts})
-        facts: dict[str, Mapping[str, Any]] = {}
-        for event in self._follow(playbook):
-            known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
-            if known is not None:
-                facts[event.host] = known
-        self._note_lost(playbook.outcome)
-        if not facts:
-            raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
-        return facts
-
-    def _prepare(self, hosts: Sequence[str]) -> None:
-        self._emit(events.StageStarted("prepare"))
-        playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
-        told = set()  # a step may be a role's inclusion and its first task, both under one name
-        for event in self._follow(playbook):
-            task = event.task.rpartition(" : ")[2]
-            if event.kind == "ok" and event.result.get("ended"):
-                self._note_ended(event.host, event.result["ended"])
-            if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
-                told.add((event.host, task))
-                self._emit(events.StageStarted("prepare", event.host, task.lower()))
-        self._note_lost(playbook.outcome)
-        if all(host in self._lost for host in hosts):
-            message, fix = reachability.told(self._lost)
-            raise HostError(
-                f"no host could be prepared: {message}",
-                hint=f"{fix}; what was installed is kept and reused by the next run",
-            )
-
-    def _note_ended(self, host: str, ended: Sequence[Mapping[str, Any]]) -> None:
-        """Say what an earlier run, whose gpurun is gone, had left on a host."""
-        whose = ", ".join(sorted({str(one.get("run")) for one in ended}))
-        jobs = ", ".join(sorted({str(one.get("job")) for one in ended}))
-        self._emit(events.Notice(f"ended what run {whose} had left here: {jobs}", host))
 
     def _round(self, number: int, hosts: Sequence[str]) -> None:
         """Measure a round. A playbook that breaks on one sample costs that sample: the next one goes on after it."""
@@ -253,64 +197,6 @@ class _Run:
         assert self._store is not None
         return self._store.sample(planned["round"], planned["case"], planned["host"])
 
-    def _note_lost(self, outcome: Outcome, *, unreachable_only: bool = False) -> None:
-        lost = dict(outcome.unreachable)
-        if not unreachable_only:
-            lost |= outcome.failed
-        for host, why in lost.items():
-            if host not in self._lost:
-                self._lost[host] = why
-                self._emit(events.HostLost(host, reachability.explain(why).message))
-
-    def _clean_up(self, hosts: Sequence[str]) -> None:
-        """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
-        assert self._store is not None
-        if self._interrupts.count > 1:
-            return
-        self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
-        self._emit(events.StageStarted("clean-up"))
-        playbook = self._controller.start("stop", {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)})
-        deadline = time.monotonic() + _STOP_S
-        for event in playbook.events():
-            self._tick()
-            if time.monotonic() > deadline or self._interrupts.count > 1:
-                playbook.cancel()
-            if event is not None and event.kind == "unreachable":
-                why = f"{event.host} is unreachable: what runs there ends at its time limit"
-                self._emit(events.Notice(why, event.host))
-
-    @property
-    def _run_id(self) -> str:
-        assert self._store is not None
-        return self._store.manifest.run
-
-    def _variables(self, **more: Any) -> dict[str, Any]:
-        assert self._store is not None
-        return {
-            "gpurun_hosts": self._campaign.hosts,
-            "gpurun_run_dir": str(self._store.directory.resolve()),
-            "gpurun_run_id": self._run_id,
-            "server_lock_wait_s": self._options.wait_s,
-            **more,
-        }
-
-    def _follow(self, playbook: Playbook) -> Iterator[TaskEvent]:
-        """The events of a playbook. An interrupt cancels it; it is read to its end, then that is raised."""
-        for event in playbook.events():
-            self._tick()
-            if self._interrupts.count:
-                playbook.cancel()
-                if self._interrupts.count > 1:
-                    break
-            if event is not None:
-                yield event
-        if self._interrupts.count:
-            raise self._interrupted()
-
-    def _interrupted(self) -> InterruptedRunError:
-        hint = "nothing was changed on a host"  # until the run has begun
-        return InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
-
     def _cut_short(self, error: GpurunError) -> GpurunError:
         """Store what is there of a run that ends with `error`, and let the error say so."""
         assert self._store is not None
@@ -325,16 +211,6 @@ class _Run:
             error.result, _, _ = steps.close_run(self._store, cut_short=error)
         return error
 
-    def _emit(self, event: events.Event) -> None:
-        now = time.time()
-        if self._store is not None:
-            with contextlib.suppress(*self._forgive):
-                self._store.append_event(events.record(event, now))
-        self._observer.on_event(event, now)
-
-    def _tick(self) -> None:
-        self._observer.tick(time.time())
-
 
 def _where(planned: Mapping[str, Any]) -> events.Where:
     return events.Where(planned["round"], planned["variant"], planned["label"], planned["host"], planned["case"])
@@ -345,14 +221,3 @@ def _headline(sample: Sample, metric: str) -> str:
     if metric not in sample.metrics:
         return ""
     return f"{sample.metrics[metric]:.4g} {metric.removeprefix('output_').replace('_per_', '/').replace('_', ' ')}"
-
-
-def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
-    if not outcome.unreachable and not outcome.failed:
-        return HostError(
-            f"the inventory has no host for `{pattern}`" + (f": {outcome.output.strip()}" if outcome.output else ""),
-            where=str(inventory),
-            hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
-        )
-    message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
-    return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)

@@ -20,7 +20,20 @@ PURE = (
     *("matrix", "cases", "launch", "estimate", "plan", "plan_text"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact"),
 )
-EDGE = ("cli", "commands", "terminal", "playbooks", "execute", "steps", "store", "child", "interrupts", "manifest")
+EDGE = (
+    "cli",
+    "commands",
+    "terminal",
+    "playbooks",
+    "session",
+    "execute",
+    "serve",
+    "steps",
+    "store",
+    "child",
+    "interrupts",
+    "manifest",
+)
 OUTSIDE = ("subprocess", "click", "rich", "ansible_runner", "ansible", "socket", "threading", "signal")
 
 

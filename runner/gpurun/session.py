@@ -1,0 +1,163 @@
+"""What `bench` and `serve` share: hosts are looked at, prepared, followed through playbooks, and cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpurun import events, reachability
+from gpurun.cases import Case
+from gpurun.config import Campaign
+from gpurun.errors import HostError, InterruptedRunError, NotReadyError
+from gpurun.interrupts import Interrupts
+from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
+from gpurun.store import RunStore
+
+_STOP_S = 60.0  # the longest that clean-up may take
+_PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
+
+
+class Session:
+    """One call that works on hosts. `wait_s` is how long to wait for a host that another run holds."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        cases: Sequence[Case],
+        observer: events.Observer,
+        interrupts: Interrupts,
+        controller: Controller,
+        secrets: Mapping[str, str],
+        *,
+        wait_s: float = 0.0,
+    ) -> None:
+        self._campaign = campaign
+        self._cases = cases
+        self._observer = observer
+        self._interrupts = interrupts
+        self._controller = controller
+        self._secrets = secrets
+        self._wait_s = wait_s
+        self._store: RunStore | None = None
+        self._lost: dict[str, str] = {}
+        self._forgive: tuple[type[Exception], ...] = ()
+
+    def _preflight(self) -> dict[str, Mapping[str, Any]]:
+        self._emit(events.StageStarted("preflight"))
+        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts})
+        facts: dict[str, Mapping[str, Any]] = {}
+        for event in self._follow(playbook):
+            known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
+            if known is not None:
+                facts[event.host] = known
+        self._note_lost(playbook.outcome)
+        if not facts:
+            raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
+        return facts
+
+    def _prepare(self, hosts: Sequence[str]) -> None:
+        self._emit(events.StageStarted("prepare"))
+        playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
+        told = set()  # a step may be a role's inclusion and its first task, both under one name
+        for event in self._follow(playbook):
+            task = event.task.rpartition(" : ")[2]
+            if event.kind == "ok" and event.result.get("ended"):
+                self._note_ended(event.host, event.result["ended"])
+            if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
+                told.add((event.host, task))
+                self._emit(events.StageStarted("prepare", event.host, task.lower()))
+        self._note_lost(playbook.outcome)
+        if all(host in self._lost for host in hosts):
+            message, fix = reachability.told(self._lost)
+            raise HostError(
+                f"no host could be prepared: {message}",
+                hint=f"{fix}; what was installed is kept and reused by the next run",
+            )
+
+    def _note_ended(self, host: str, ended: Sequence[Mapping[str, Any]]) -> None:
+        """Say what an earlier run, whose gpurun is gone, had left on a host."""
+        whose = ", ".join(sorted({str(one.get("run")) for one in ended}))
+        jobs = ", ".join(sorted({str(one.get("job")) for one in ended}))
+        self._emit(events.Notice(f"ended what run {whose} had left here: {jobs}", host))
+
+    def _note_lost(self, outcome: Outcome, *, unreachable_only: bool = False) -> None:
+        lost = dict(outcome.unreachable)
+        if not unreachable_only:
+            lost |= outcome.failed
+        for host, why in lost.items():
+            if host not in self._lost:
+                self._lost[host] = why
+                self._emit(events.HostLost(host, reachability.explain(why).message))
+
+    def _clean_up(self, hosts: Sequence[str]) -> None:
+        """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
+        assert self._store is not None
+        if self._interrupts.count > 1:
+            return
+        self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
+        self._emit(events.StageStarted("clean-up"))
+        playbook = self._controller.start("stop", {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)})
+        deadline = time.monotonic() + _STOP_S
+        for event in playbook.events():
+            self._tick()
+            if time.monotonic() > deadline or self._interrupts.count > 1:
+                playbook.cancel()
+            if event is not None and event.kind == "unreachable":
+                why = f"{event.host} is unreachable: what runs there ends at its time limit"
+                self._emit(events.Notice(why, event.host))
+
+    @property
+    def _run_id(self) -> str:
+        assert self._store is not None
+        return self._store.manifest.run
+
+    def _variables(self, **more: Any) -> dict[str, Any]:
+        assert self._store is not None
+        return {
+            "gpurun_hosts": self._campaign.hosts,
+            "gpurun_run_dir": str(self._store.directory.resolve()),
+            "gpurun_run_id": self._run_id,
+            "server_lock_wait_s": self._wait_s,
+            **more,
+        }
+
+    def _follow(self, playbook: Playbook) -> Iterator[TaskEvent]:
+        """The events of a playbook. An interrupt cancels it; it is read to its end, then that is raised."""
+        for event in playbook.events():
+            self._tick()
+            if self._interrupts.count:
+                playbook.cancel()
+                if self._interrupts.count > 1:
+                    break
+            if event is not None:
+                yield event
+        if self._interrupts.count:
+            raise self._interrupted()
+
+    def _interrupted(self) -> InterruptedRunError:
+        hint = "nothing was changed on a host"  # until the run has begun
+        return InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
+
+    def _emit(self, event: events.Event) -> None:
+        now = time.time()
+        if self._store is not None:
+            with contextlib.suppress(*self._forgive):
+                self._store.append_event(events.record(event, now))
+        self._observer.on_event(event, now)
+
+    def _tick(self) -> None:
+        self._observer.tick(time.time())
+
+
+def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
+    if not outcome.unreachable and not outcome.failed:
+        return HostError(
+            f"the inventory has no host for `{pattern}`" + (f": {outcome.output.strip()}" if outcome.output else ""),
+            where=str(inventory),
+            hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
+        )
+    message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
+    return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
