@@ -16,10 +16,13 @@ RunStatus = Literal["running", "done", "failed", "interrupted"]
 
 
 class Controller(Record):
-    """The process that conducts a run. `pid_start` is its start in clock ticks since boot, where the system tells."""
+    """The process that conducts a run. `pid_start` is its start in clock ticks since boot, where the system tells.
+
+    Without `pid` it leaves on purpose, and its servers live on until their time limit.
+    """
 
     host: str
-    pid: int
+    pid: int | None
     pid_start: int | None = None
 
     @classmethod
@@ -34,7 +37,7 @@ class Controller(Record):
 
     def gone(self) -> bool:
         """Whether that process certainly no longer exists. False on another machine: it cannot be known from here."""
-        if self.host != socket.gethostname():
+        if self.host != socket.gethostname() or self.pid is None:
             return False
         try:
             os.kill(self.pid, 0)

@@ -109,9 +109,12 @@ def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> Ru
 
 def needs(store: RunStore, host: str) -> dict[str, Any]:
     """What `host` must have before it measures (`engines`, `models`, `tools`), and the run's `lock` on it."""
-    manifest = store.manifest
+    manifest, plan = store.manifest, store.plan
     lock = {"run": manifest.run, "campaign": manifest.campaign, "controller": manifest.controller.model_dump()}
-    return {**store.plan["needs"][host], "lock": lock}
+    if manifest.controller.pid is None:  # nobody will renew it
+        lives = [planned["server"]["life_s"] for planned in plan["samples"] if planned["host"] == host]
+        lock["lease_s"] = max(lives) + _LEASE_SLACK_S
+    return {**plan["needs"][host], "lock": lock}
 
 
 def wanted_files(

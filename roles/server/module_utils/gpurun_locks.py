@@ -85,9 +85,12 @@ def release(home: Path, run: str) -> bool:
 
 
 def is_abandoned(lock: State) -> bool:
-    """Whether the holder's controller is dead: its process is gone or, if that cannot be seen, its lease is over."""
+    """Whether the holder's controller is dead: its process is gone or, if that cannot be seen, its lease is over.
+
+    A controller without a pid has left on purpose (`gpurun serve`): the lease alone counts.
+    """
     controller = lock["controller"]
-    if controller.get("machine_id") == machine_id():
+    if controller.get("machine_id") == machine_id() and controller.get("pid") is not None:
         process = look(int(controller["pid"]))
         if process is None:
             return True
@@ -100,9 +103,11 @@ def describe(lock: State) -> str:
     """Who holds the host, in one sentence."""
     controller = lock["controller"]
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lock["since"]))
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lock["renewed_at"] + lock["lease_s"]))
+    pid = controller.get("pid")
     return (
         f"run {lock['run']} of campaign {lock.get('campaign') or '?'} holds this host since {since}, "
-        f"controlled from {controller.get('host') or '?'}, pid {controller.get('pid')}"
+        f"controlled from {controller.get('host') or '?'}, " + (f"pid {pid}" if pid else f"left serving until {until}")
     )
 
 
