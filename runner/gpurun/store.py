@@ -39,15 +39,15 @@ _NAME = re.compile(r"[^\s/\\.~\x00-\x1f\x7f][^/\\~\x00-\x1f\x7f]*")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of `gpurun runs`. `status` is `unreadable` where the manifest cannot be read."""
+    """One line of `gpurun runs`, and one of its `--json`. `status` is `unreadable` where the manifest is damaged."""
 
-    run: str
+    id: str
     campaign: str
     status: str
-    started_at: str
+    started_at: str | None
     ended_at: str | None
     samples: int
-    directory: Path
+    dir: str
 
 
 def new_run_id(now: float) -> str:
@@ -188,15 +188,13 @@ def list_runs(results_dir: Path) -> list[RunSummary]:
     """Every run under a results directory, newest first. A damaged one is listed as `unreadable`, not hidden."""
     found = []
     for path in results_dir.glob("*/*/manifest.json"):
-        directory, count = path.parent, sum(1 for _ in _sample_files(path.parent))
-        try:
-            known = RunStore(directory).manifest
-        except GpurunError:
-            found.append(RunSummary(directory.name, directory.parent.name, "unreadable", "", None, count, directory))
-        else:
-            times = known.started_at, known.ended_at
-            found.append(RunSummary(known.run, known.campaign, known.status_now, *times, count, directory))
-    return sorted(found, key=lambda run: (run.started_at, run.run), reverse=True)
+        *_, campaign, run = path.parent.parts
+        told: tuple[str, str | None, str | None] = "unreadable", None, None
+        with contextlib.suppress(GpurunError):
+            known = RunStore(path.parent).manifest
+            told = known.status_now, known.started_at, known.ended_at
+        found.append(RunSummary(run, campaign, *told, len(_sample_files(path.parent)), str(path.parent)))
+    return sorted(found, key=lambda run: (run.started_at or "", run.id), reverse=True)
 
 
 def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunStore:
@@ -208,14 +206,12 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
         raise GpurunError("there are no runs here yet", where=str(results_dir), hint=hint)
     alike = runs[:1] if reference == "last" else []
-    alike = alike or [run for run in runs if reference in (run.run, f"{run.campaign}/{run.run}")]
-    alike = alike or [
-        run for run in runs if reference and (run.run.startswith(reference) or run.run.endswith(reference))
-    ]
+    alike = alike or [run for run in runs if reference in (run.id, f"{run.campaign}/{run.id}")]
+    alike = alike or [run for run in runs if reference and (run.id.startswith(reference) or run.id.endswith(reference))]
     if len(alike) == 1:
-        return RunStore.open(alike[0].directory, secrets)
+        return RunStore.open(Path(alike[0].dir), secrets)
     if alike:
-        names = ", ".join(f"{run.campaign}/{run.run}" for run in alike[:5])
+        names = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
         raise GpurunError(f"`{reference}` could be {len(alike)} runs: {names}", where=str(results_dir))
     raise GpurunError(f"there is no run `{reference}`", where=str(results_dir), hint=_LIST_THEM)
 
@@ -227,10 +223,9 @@ def safe_name(name: str, kind: str) -> str:
     return name
 
 
-def _sample_files(directory: Path) -> Iterator[Path]:
-    for path in directory.glob("samples/*/*/*/sample.json"):
-        if not path.parent.name.startswith(".") and "~" not in path.parent.name:
-            yield path
+def _sample_files(directory: Path) -> list[Path]:
+    files = directory.glob("samples/*/*/*/sample.json")
+    return [path for path in files if _NAME.fullmatch(path.parent.name)]  # neither set aside nor half written
 
 
 def _model(model: type[_Model], path: Path, what: str) -> _Model:

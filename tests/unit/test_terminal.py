@@ -103,8 +103,8 @@ def test_table_of_two_runs() -> None:
 
 def test_table_of_runs() -> None:
     runs = [
-        RunSummary("20261130-1204-a1f3", "quickstart", "done", "2026-11-30T12:04:31Z", None, 25, RUN),
-        RunSummary("20261130-1000-b2e4", "quickstart", "interrupted", "2026-11-30T10:00:00Z", None, 7, RUN),
+        RunSummary("20261130-1204-a1f3", "quickstart", "done", "2026-11-30T12:04:31Z", None, 25, str(RUN)),
+        RunSummary("20261130-1000-b2e4", "quickstart", "interrupted", "2026-11-30T10:00:00Z", None, 7, str(RUN)),
     ]
     golden("runs.txt", plain_text(runs_table(runs)))
 

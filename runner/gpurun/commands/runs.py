@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,7 @@ def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
         return
     runs = list_runs(results_dir)
     if as_json:
-        listed = [
-            {
-                "id": run.run,
-                "campaign": run.campaign,
-                "status": run.status,
-                "started_at": run.started_at or None,
-                "ended_at": run.ended_at,
-                "samples": run.samples,
-                "dir": str(run.directory),
-            }
-            for run in runs
-        ]
-        print_json({"schema": "gpurun.runs/1", "runs": listed})
+        print_json({"schema": "gpurun.runs/1", "runs": [asdict(run) for run in runs]})
     elif runs:
         Terminal().show(runs_table(runs))
     else:

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from gpurun.events import Observer
 from gpurun.terminal.live import LiveObserver
 from gpurun.terminal.plain import PlainObserver
-from gpurun.terminal.text import in_ascii
+from gpurun.terminal.text import tolerate
 
 Color = Literal["auto", "always", "never"]
 _NARROWEST, _WIDEST = 80, 200
@@ -36,6 +36,8 @@ class Terminal:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._stdout, self._stderr = stdout or sys.stdout, stderr or sys.stderr
+        tolerate(self._stdout)
+        tolerate(self._stderr)
         width = 100  # where nobody looks
         if self._stdout.isatty() or environ.get("COLUMNS"):
             width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((width, 24)).columns))
@@ -49,11 +51,7 @@ class Terminal:
 
     def show(self, result: RenderableType) -> None:
         """Print a result to stdout."""
-        text = _rendered(self._out, result)
-        try:
-            self._stdout.write(text)
-        except UnicodeEncodeError:
-            self._stdout.write("\n".join(map(in_ascii, text.split("\n"))))
+        self._stdout.write(_rendered(self._out, result))
         self._stdout.flush()
 
     def message(self, text: str) -> None:

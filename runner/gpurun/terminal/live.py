@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished
 from gpurun.terminal.progress import Progress
-from gpurun.terminal.text import about, duration, escape, in_ascii
+from gpurun.terminal.text import about, duration, escape
 
 _MIN_REDRAW_S = 0.1
 _BAR = 16  # characters
@@ -29,7 +29,7 @@ class LiveObserver:
         failure = event.sample.failure if isinstance(event, SampleFinished) else None
         bad = isinstance(event, HostLost) or (failure is not None and not failure.expected)
         if line is not None and (bad or isinstance(event, (RunStarted, Notice, RunFinished))):
-            self._console.print(self._line(line, "red" if bad else "", wraps=True))
+            self._console.print(Text(line, "red" if bad else ""))
         if isinstance(event, RunStarted) and self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
@@ -40,8 +40,9 @@ class LiveObserver:
         """Redraw, so that the clocks go on."""
         if self._live is not None:
             self._drawn = now
-            lines = [self._line(f"  {line}") for line in self._progress.activities(now)]
-            self._live.update(Group(self._line(self._overall(now), "bold"), *lines), refresh=True)
+            lines = [self._overall(now), *(f"  {line}" for line in self._progress.activities(now))]
+            block = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+            self._live.update(block, refresh=True)
 
     def close(self) -> None:
         """Take the block away and give the cursor back."""
@@ -60,7 +61,3 @@ class LiveObserver:
             f"last {escape(progress.last_number)}" if progress.last_number else "",
         ]
         return "  ".join(part for part in parts if part)
-
-    def _line(self, text: str, style: str = "", *, wraps: bool = False) -> Text:
-        readable = text if self._console.encoding.lower().startswith("utf") else in_ascii(text)
-        return Text(readable, style=style, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")

@@ -7,7 +7,6 @@ from typing import TextIO
 
 from gpurun.events import Event
 from gpurun.terminal.progress import Progress
-from gpurun.terminal.text import in_ascii
 
 _HEARTBEAT_S = 60.0
 
@@ -39,9 +38,5 @@ class PlainObserver:
 
     def _write(self, text: str, now: float) -> None:
         self._last_line = now
-        line = f"{time.strftime('%H:%M:%S', time.localtime(now))}  {text}"
-        try:
-            self._stream.write(line + "\n")
-        except UnicodeEncodeError:
-            self._stream.write(in_ascii(line) + "\n")
+        self._stream.write(f"{time.strftime('%H:%M:%S', time.localtime(now))}  {text}\n")
         self._stream.flush()

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpurun.events import (
-    Event,
-    HostLost,
-    Notice,
-    RunFinished,
-    RunStarted,
-    SampleFinished,
-    SampleProgress,
-    SampleStage,
-    StageStarted,
-    Where,
-)
+from gpurun import events
 from gpurun.terminal.text import about, duration, escape, number, plural, shorten
 
 _MOST_HOSTS = 8  # a large fleet must not fill the screen, or the log
@@ -44,53 +33,52 @@ class Progress:
         self._first_sample: float | None = None
         self._last_finish = 0.0
 
-    def on_event(self, event: Event, now: float) -> str | None:
+    def on_event(self, event: events.Event, now: float) -> str | None:
         """Take note of an event. Returns it as one line; None where it is only progress within a state."""
         line = self._note(event, now)
         return None if line is None else escape(line)
 
-    def _note(self, event: Event, now: float) -> str | None:
+    def _note(self, event: events.Event, now: float) -> str | None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.rounds, self.samples, self._hosts = event.rounds, event.samples, event.hosts
                 self.started, self._estimate_s = now, event.estimate_s
-                size = f"{plural(event.samples, 'sample')} in {plural(event.rounds, 'round')}"
-                size += f" on {plural(len(event.hosts), 'host')}" + f", {event.reused} kept from before" * (
-                    event.reused > 0
-                )
+                counts = ((event.samples, "sample"), (event.rounds, "round"), (len(event.hosts), "host"))
+                size = "{} in {} on {}".format(*(plural(count, noun) for count, noun in counts))
+                kept = f", {event.reused} kept from before" if event.reused else ""
                 length = f", {about(event.estimate_s)}" if event.estimate_s else ""
-                return f"run {event.run}  {event.campaign}: {size}{length}  -> {event.directory}"
-            case StageStarted(stage, host, detail):
+                return f"run {event.run}  {event.campaign}: {size}{kept}{length}  -> {event.directory}"
+            case events.StageStarted(stage, host, detail):
                 if host is None:
                     self._active.clear()
                 self._active[host or ""] = _Activity(host or "", stage, now, detail)
                 return "  ".join(part for part in (stage, host, detail) if part)
-            case SampleStage(where, stage, detail):
+            case events.SampleStage(where, stage, detail):
                 self._active.pop("", None)
                 self.round, self._first_sample = where.round, self._first_sample or now
                 self._active[where.host] = _Activity(self._place(where), stage, now)
                 return f"{self._place(where)}  {stage}" + (f" ({detail})" if detail else "")
-            case SampleProgress(where, done, total, unit, detail):
+            case events.SampleProgress(where, done, total, unit, detail):
                 if where.host in self._active:
                     counted = " of ".join(_count(value) for value in (done, total) if value is not None)
                     self._active[where.host].detail = f"{counted} {unit}" if counted else detail
                 return None
-            case SampleFinished(where):
+            case events.SampleFinished(where):
                 self._active.pop(where.host, None)
                 self.done += 1
                 self.last_number = event.number or self.last_number
                 self._first_sample, self._last_finish = self._first_sample or now, now
                 return f"{self._place(where)}  {_outcome(event)}  ({self.standing(now)})"
-            case HostLost(host, reason):
+            case events.HostLost(host, reason):
                 self._active.pop(host, None)
                 others = "; the others go on" if len(self._hosts) > 1 else ""
                 return f"host {host} is lost: {shorten(reason, 300)}{others}"
-            case Notice(message, host):
+            case events.Notice(message, host):
                 return f"{host}: {message}" if host else message
-            case RunFinished(status):
+            case events.RunFinished(status):
                 return f"{status} after {duration(self.elapsed(now))}"
 
-    def _place(self, where: Where) -> str:
+    def _place(self, where: events.Where) -> str:
         place = f"round {where.round}/{self.rounds or '?'}  {where.variant}  {where.label}"
         return f"{place}  {where.host}" if len(self._hosts) > 1 else place
 
@@ -124,7 +112,7 @@ class Progress:
         return max(0.0, each * (self.samples - self.done) - (now - self._last_finish))
 
 
-def _outcome(event: SampleFinished) -> str:
+def _outcome(event: events.SampleFinished) -> str:
     """`measured 4 812 tok/s`, or the failure with the line that proves it."""
     failure = event.sample.failure
     if failure is None:

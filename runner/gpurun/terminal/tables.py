@@ -52,9 +52,9 @@ def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
     """Stored runs, newest first."""
     table = _table("run", "campaign", "status", "samples", "started (UTC)")
     for run in runs:
-        started = run.started_at.replace("T", " ").removesuffix("Z")
+        started = (run.started_at or "").replace("T", " ").removesuffix("Z")
         status = Text(run.status, "" if run.status == "done" else "yellow")
-        table.add_row(escape(run.run), escape(run.campaign), status, str(run.samples), started)
+        table.add_row(escape(run.id), escape(run.campaign), status, str(run.samples), started)
     return table
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
 import re
+from typing import TextIO
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
@@ -12,9 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 _ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _UNITS = {"tok_per_s": "tok/s", "per_s": "1/s", "ms": "ms", "s": "s", "mib": "MiB", "w": "W"}
 _METRIC = re.compile(rf"(.+?)(?:_({'|'.join(_UNITS)}))?")
-_ASCII = str.maketrans(
-    {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v", "≠": "!=", "✗": "x", "…": "..."}
-)
+_ASCII = {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v", "≠": "!=", "✗": "x", "…": "..."}
 
 
 def escape(text: str) -> str:
@@ -33,9 +34,17 @@ def shorten(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def in_ascii(text: str) -> str:
-    """For an output whose encoding lacks our few symbols."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+def tolerate(stream: TextIO) -> None:
+    """Where the stream's encoding lacks one of our few symbols, write something like it in ASCII."""
+    codecs.register_error("gpurun", _in_ascii)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="gpurun")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = "".join(_ASCII.get(character, character) for character in error.object[error.start : error.end])
+    return text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def number(value: float | None) -> str:
