@@ -182,7 +182,7 @@ class _Run(Session):
     def _skip_lost(self, host: str, number: int) -> None:
         for planned in self._pending(host, number):
             trouble = reachability.explain(self._lost[host])
-            self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix}; then use --resume")
+            self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
         assert self._store is not None

@@ -74,7 +74,7 @@ class Session:
             message, fix = reachability.told(self._lost)
             raise HostError(
                 f"no host could be prepared: {message}",
-                hint=f"{fix}; what was installed is kept and reused by the next run",
+                hint=fix or "what was installed is kept and reused by the next run",
             )
 
     def _note_ended(self, host: str, ended: Sequence[Mapping[str, Any]]) -> None:

@@ -27,6 +27,7 @@ from gpurun.store import RunStore, iso, new_run_id
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
+_LEASE_SLACK_S = 60.0  # for a server to end after its life
 _FAILED = ("failed", "exited")
 
 
