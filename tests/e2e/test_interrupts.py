@@ -141,7 +141,7 @@ def test_the_next_run_ends_what_a_killed_run_left(place: Place, killed: Program)
     assert place.leftovers() == []
     listed = place.start("runs", "--json")
     assert listed.finish() == 0, listed.stderr
-    status = {one["run"]: one["status"] for one in json.loads(listed.stdout)["runs"]}
+    status = {one["id"]: one["status"] for one in json.loads(listed.stdout)["runs"]}
     assert status == {killed.run: "interrupted", following.run: "done"}
 
 
