@@ -287,6 +287,7 @@ def _as_yaml(variables: Mapping[str, Any]) -> str:
     """Extra variables whose texts Ansible will not take for templates (`!unsafe`)."""
     lines = []
     for key, value in variables.items():
-        tag = "!unsafe " if isinstance(value, str) else ""
+        # Only where it can matter: Ansible cannot read a text of one of YAML's own signs, such as "*", with a tag.
+        tag = "!unsafe " if isinstance(value, str) and "{" in value else ""
         lines.append(f"{key}: {tag}{json.dumps(value)}")
     return "\n".join(lines) + "\n"
