@@ -16,6 +16,7 @@ from gpurun.template import render
 
 State = Literal["ok", "warn", "fail"]
 HERE = "this machine"
+_BY_HAND = "try by hand what it says, over ssh"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def of_host(host: str, seen: Seen) -> list[Finding]:
     found = []
     if seen.trouble or seen.facts is None:
         trouble = explain(seen.trouble or "it was not looked at")
-        found = [Finding(host, "reach", "fail", trouble.message, trouble.fix)]
+        found = [Finding(host, "reach", "fail", trouble.message, trouble.fix or _BY_HAND)]
     if seen.facts is None:
         return found
     processes = [one for gpu in seen.facts["gpus"] for one in gpu["processes"]]

@@ -27,7 +27,7 @@ class Trouble:
 
 
 def explain(said: str) -> Trouble:
-    """The cause behind a task's message, and how to proceed. What is not known is told as it is."""
+    """The cause behind a task's message, and how to proceed. What is unknown is told as it is, with an empty `fix`."""
     text = said.replace("\r\n", "\n")
     named = _NAMED.search(text)
     for pattern, entry in _table():
@@ -36,16 +36,16 @@ def explain(said: str) -> Trouble:
             known = {key: value for key, value in found.groupdict().items() if value}
             words = {"address": named.group(1) if named else "the host", "port": "22", **known}
             return Trouble(entry["kind"], entry["message"].format_map(words), entry["fix"].format_map(words))
-    return Trouble(None, _NOISE.sub("", text).strip(), "try the same by hand, over ssh")
+    return Trouble(None, _NOISE.sub("", text).strip(), "")
 
 
 def told(troubles: Mapping[str, str]) -> tuple[str, str]:
     """What is wrong with several hosts (name -> a task's message), as one sentence, and as one hint how to proceed."""
     known = {host: explain(said) for host, said in troubles.items()}
     fixes: dict[str, list[str]] = {}
-    for host, trouble in known.items():
+    for host, trouble in ((host, trouble) for host, trouble in known.items() if trouble.fix):
         fixes.setdefault(trouble.fix, []).append(host)
-    hint = "; ".join(fix if len(fixes) == 1 else f"{', '.join(hosts)}: {fix}" for fix, hosts in fixes.items())
+    hint = "; ".join(fix if len(known) == len(hosts) else f"{', '.join(hosts)}: {fix}" for fix, hosts in fixes.items())
     return "; ".join(f"{host}: {trouble.message}" for host, trouble in known.items()), hint
 
 

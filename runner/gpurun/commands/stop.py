@@ -57,7 +57,7 @@ def command(
         raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
     if lost:
         message, fix = told(lost)
-        raise HostError(message, hint=f"{fix}; then run the same command again")
+        raise HostError(message, hint=f"{fix or 'cure that'}; then run the same command again")
     return int(ExitCode.DONE)
 
 

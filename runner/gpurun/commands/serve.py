@@ -1,0 +1,78 @@
+"""`gpurun serve`: start one variant and leave it up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("serve")
+@click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
+@click.option("--variant", metavar="NAME", help="which variant; default: the baseline")
+@click.option(
+    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
+)
+@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a value of the file; repeatable")
+@click.option(
+    "--for", "life", metavar="DURATION", default="1h", show_default=True, help="the host ends it after this time"
+)
+@click.option("--json", "as_json", is_flag=True, help="print what runs where as one JSON document")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+def command(
+    config: str,
+    variant: str | None,
+    inventory: Path | None,
+    limit: str | None,
+    overrides: tuple[str, ...],
+    life: str,
+    as_json: bool,
+    color: str,
+) -> None:
+    """Start the server of one variant on the hosts, wait until it is ready, and leave it up for looking around.
+
+    It holds its hosts, so that no run disturbs it, until `gpurun stop` or its time limit ends it.
+    """
+    import json
+    import shlex
+    import time
+    from dataclasses import asdict
+
+    from gpurun import paths, steps
+    from gpurun.cases import BASELINE
+    from gpurun.fields import Complaint, duration
+    from gpurun.serve import serve
+    from gpurun.terminal import Terminal
+
+    try:
+        life_s = duration(life)
+    except Complaint as complaint:
+        raise click.BadParameter(f"{complaint}: {complaint.hint}", param_hint="--for") from None
+    wanted = [] if variant in (None, BASELINE) else [str(variant)]
+    campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)
+    case = next(case for case in cases if case.variant == (variant or BASELINE))
+    observer = Terminal(color).observer()  # type: ignore[arg-type]
+    run, served = serve(campaign, case, observer, inventory=inventory, limit=limit, life_s=life_s)
+    stop = [
+        "gpurun",
+        "stop",
+        run,
+        *(["-i", str(inventory)] if inventory else []),
+        *(["--limit", limit] if limit else []),
+    ]
+    if as_json:
+        document = {"schema": "gpurun.serve/1", "run": run, "stop": stop, "servers": [asdict(one) for one in served]}
+        click.echo(json.dumps(document, indent=2, sort_keys=True))
+        return
+    for one in served:
+        click.echo(f"{one.host}: {case.variant} serves on {one.url}")
+        click.echo(f"  process   {one.pid}" + (f", unit {one.unit}" if one.unit else ""))
+        click.echo(f"  command   {shlex.join(one.argv)}")
+        click.echo(f"  log       {one.log}")
+        if one.effective:
+            click.echo(f"  settings  {one.url}{one.effective}")
+        if one.tunnel:
+            click.echo(f"  from here {shlex.join(one.tunnel)}")
+        click.echo(f"  until     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.until))}")
+    click.echo(f"stop with: {shlex.join(stop)}")

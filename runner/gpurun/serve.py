@@ -1,0 +1,149 @@
+"""One variant, started on the hosts and left running: `gpurun serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun import events, reachability, steps
+from gpurun.cases import Case
+from gpurun.config import Campaign
+from gpurun.errors import GpurunError, HostError
+from gpurun.interrupts import Interrupts
+from gpurun.manifest import Controller as Conductor
+from gpurun.plan import Plan
+from gpurun.playbooks import Controller
+from gpurun.session import Session
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that is up on a host. `url` counts there; `tunnel` is the command that brings it here, if it is not.
+
+    `effective` is the path under `url` that tells the settings in force; `until` is when the host ends it, in unix
+    seconds.
+    """
+
+    host: str
+    url: str
+    pid: int
+    unit: str | None
+    log: str
+    effective: str | None
+    argv: list[str]
+    until: float
+    tunnel: list[str] | None
+
+
+def serve(
+    campaign: Campaign,
+    case: Case,
+    observer: events.Observer,
+    *,
+    inventory: Path | None = None,
+    limit: str | None = None,
+    life_s: float = 3600.0,
+) -> tuple[str, list[Served]]:
+    """Start the server of `case` on the campaign's hosts, and leave it up for `life_s` seconds, its start included.
+
+    Returns, when it is ready, the run's id, by which `gpurun stop` ends it, and what runs where. GpurunError where a
+    server does not become ready, HostError where a host cannot be used; nothing is left running then.
+    """
+    with Interrupts() as interrupts, contextlib.closing(observer):
+        secrets = steps.secret_values(case.server.secrets or [])
+        with Controller(inventory, limit=limit, secrets=secrets) as controller:
+            return _Serve(campaign, [case], observer, interrupts, controller, secrets).whole(life_s)
+
+
+class _Serve(Session):
+    def whole(self, life_s: float) -> tuple[str, list[Served]]:
+        facts = self._preflight()
+        once = self._campaign.model_copy(update={"rounds": 1})
+        plan = _for_serving(steps.make_plan(once, self._cases, facts), life_s)
+        # The run's directory is needed for as long as it takes to become ready; there are no results to keep.
+        self._store = steps.open_run(
+            plan,
+            campaign_text=self._campaign.document.text,
+            results_dir=self._controller.directory,
+            controller=Conductor.this().model_copy(update={"pid": None, "pid_start": None}),
+            facts=facts,
+            secrets=list(self._secrets.values()),
+        )
+        hosts = tuple(facts)
+        try:
+            self._refuse_lost()
+            self._prepare(hosts)
+            self._refuse_lost()
+            return plan.run, self._start(hosts, plan)
+        except BaseException:
+            self._clean_up(hosts)
+            raise
+
+    def _start(self, hosts: Sequence[str], plan: Plan) -> list[Served]:
+        planned = {sample.host: sample for sample in plan.samples}
+        where = {host: events.Where(1, one.variant, one.label, host, one.case) for host, one in planned.items()}
+        jobs: dict[str, Mapping[str, Any]] = {}
+        reach: dict[str, Mapping[str, Any]] = {}
+        for host in hosts:
+            self._emit(events.SampleStage(where[host], "starting"))
+        playbook = self._controller.start("serve", self._variables(), hosts=hosts)
+        for event in self._follow(playbook):
+            if event.kind in ("ok", "retry") and "job" in event.result:
+                jobs[event.host] = event.result["job"]
+                last = str((event.result["job"].get("progress") or {}).get("last_line") or "")
+                self._emit(events.SampleProgress(where[event.host], detail=last))
+            elif event.kind == "ok" and event.task.endswith("Tell how to reach it"):
+                reach[event.host] = event.result["msg"]
+        self._note_lost(playbook.outcome)
+        self._refuse_lost()
+        for sample in self._store.samples() if self._store else ():
+            if sample.failure is not None:
+                failure, job = sample.failure, jobs[sample.host]
+                why = f"{failure.klass} ({failure.phase}): {failure.proof}"
+                raise GpurunError(
+                    f"{sample.host}: the server did not become ready: {why}",
+                    where=f"{sample.host}:{job.get('dir')}/log",
+                    hint=failure.advice,
+                )
+        return [_served(host, jobs[host], reach[host], planned[host].server.model_dump()) for host in hosts]
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            message, fix = reachability.told(self._lost)
+            raise HostError(message, hint=fix)
+
+
+def _for_serving(plan: Plan, life_s: float) -> Plan:
+    """The plan with the server's life as asked for, and without the tool that would measure it."""
+    samples = [
+        sample.model_copy(update={"server": sample.server.model_copy(update={"life_s": life_s})})
+        for sample in plan.samples
+    ]
+    needs = {host: need.model_copy(update={"tools": []}) for host, need in plan.needs.items()}
+    return plan.model_copy(update={"samples": samples, "needs": needs})
+
+
+def _served(host: str, job: Mapping[str, Any], reach: Mapping[str, Any], server: Mapping[str, Any]) -> Served:
+    port = job["port"]
+    tunnel = None
+    if reach["connection"] not in ("local", "ansible.builtin.local"):
+        key = ["-i", str(Path(reach["key"]).expanduser())] if reach["key"] else []
+        login = f"{reach['user']}@{reach['address']}" if reach["user"] else reach["address"]
+        tunnel = ["ssh", *key, *shlex.split(reach["arguments"]), "-p", str(reach["port"]), "-N"]
+        tunnel += ["-L", f"{port}:127.0.0.1:{port}", login]
+    return Served(
+        host=host,
+        url=f"http://127.0.0.1:{port}",
+        pid=job["pid"],
+        unit=job.get("unit"),
+        log=f"{job['dir']}/log",
+        effective=(server["effective"] or {}).get("path"),
+        argv=[word.replace("@GPURUN_PORT@", str(port)) for word in server["argv"]],
+        until=time.time() + server["life_s"] - (float(job["ready_at"]) - float(job["started_at"])),
+        tunnel=tunnel,
+    )
