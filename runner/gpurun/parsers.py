@@ -8,14 +8,16 @@ requests never enter a latency or a throughput, and always enter `error_rate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from gpurun.errors import GpurunError
 
 LOAD_SCHEMA = "gpurun.load/1"
+_Requests = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,16 @@ class ParsedLoad:
     """The result of one load run.
 
     `metrics` has units in its names and holds only what could be computed: never NaN, never a made-up zero. `problems`
-    are sentences on why this is no valid measurement, or is one with a reservation; `measured` is false where there is
-    no number at all to be trusted (nothing completed, or no token).
+    are sentences on why this is no valid measurement, or is one with a reservation; `errors` are the distinct texts of
+    failed requests, most frequent first.
     """
 
     metrics: dict[str, float]
     completed: int
     failed: int
-    problems: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # the distinct error texts of failed requests, most frequent first
-
-    interrupted: bool = False
+    problems: list[str]
+    errors: list[str]
+    interrupted: bool
 
     @property
     def measured(self) -> bool:
@@ -60,11 +61,9 @@ def parse_builtin(raw: Mapping[str, Any]) -> ParsedLoad:
             f"a load tool's result with schema {raw.get('schema')!r}, where {LOAD_SCHEMA!r} is expected",
             hint="the file is from another version of gpurun, or not from its builtin client; measure again",
         )
-    requests: Sequence[Mapping[str, Any]] = raw["requests"]
+    requests: _Requests = raw["requests"]
     good = [request for request in requests if request["ok"]]
-    failed = len(requests) - len(good)
-    duration = float(raw["window"]["duration_s"])
-    limit = duration if raw["window"].get("fixed") else math.inf
+    failed, duration = len(requests) - len(good), float(raw["window"]["duration_s"])
     metrics: dict[str, float] = {"requests": len(good), "failed_requests": failed, "duration_s": duration}
     if requests:
         metrics["error_rate"] = failed / len(requests)
@@ -73,9 +72,11 @@ def parse_builtin(raw: Mapping[str, Any]) -> ParsedLoad:
     if good:
         metrics["output_tokens"] = sum(request["output_tokens"] for request in good)
         metrics["prompt_tokens"] = sum(request["prompt_tokens"] or 0 for request in good)
+        limit = duration if raw["window"].get("fixed") else math.inf
         metrics |= _throughput(good, duration, limit) | _latencies(good) | _accept_length(good)
-    problems, errors = _problems(raw, good, failed), _errors(requests)
-    return ParsedLoad(metrics, len(good), failed, problems, errors, bool(raw.get("interrupted")))
+    errors = Counter(request["error"] or "no reason given" for request in requests if not request["ok"])
+    problems, texts = _problems(raw, good, failed), [text for text, _ in errors.most_common()]
+    return ParsedLoad(metrics, len(good), failed, problems, texts, bool(raw.get("interrupted")))
 
 
 def invalid(parsed: ParsedLoad, error_rate_limit: float) -> str | None:
@@ -84,11 +85,10 @@ def invalid(parsed: ParsedLoad, error_rate_limit: float) -> str | None:
     It is none when nothing completed, when no token came, when it was interrupted, or when the share of failed requests
     is above `error_rate_limit` (0 to 1): what a server does while it refuses a part of its work compares with nothing.
     """
-    error_rate = parsed.metrics.get("error_rate", 0.0)
     first = f": {parsed.errors[0]}" if parsed.errors else ""
     if not parsed.measured or parsed.interrupted:
         return (parsed.problems[0] if parsed.problems else "nothing was measured") + first
-    if error_rate > error_rate_limit:
+    if parsed.metrics.get("error_rate", 0.0) > error_rate_limit:
         share = f"{parsed.failed} of {parsed.completed + parsed.failed} requests failed"
         return f"{share}, more than the limit of {error_rate_limit:.1%}{first}"
     return None
@@ -97,7 +97,6 @@ def invalid(parsed: ParsedLoad, error_rate_limit: float) -> str | None:
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 1) of the sorted `values` lie, linear between neighbours (numpy's default).
 
-    At rank r = share * (n - 1): values[floor r] + (r - floor r) * (values[floor r + 1] - values[floor r]).
     Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996), definition 7.
     """
     rank = share * (len(values) - 1)
@@ -106,16 +105,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return values[below] + (rank - below) * (values[above] - values[below])
 
 
-def _throughput(good: Sequence[Mapping[str, Any]], duration: float, limit: float) -> dict[str, float]:
+def _throughput(good: _Requests, duration: float, limit: float) -> dict[str, float]:
     if duration <= 0:
         return {}
     output = sum(request["output_tokens"] * _share_within(request, limit) for request in good)
     prompt = sum(request["prompt_tokens"] or 0 for request in good if (request["first"] or request["end"]) <= limit)
-    ended = sum(1 for request in good if request["end"] <= limit)
     return {
         "output_tok_per_s": output / duration,
         "total_tok_per_s": (output + prompt) / duration,
-        "request_per_s": ended / duration,
+        "request_per_s": sum(request["end"] <= limit for request in good) / duration,
     }
 
 
@@ -124,78 +122,56 @@ def _share_within(request: Mapping[str, Any], limit: float) -> float:
     chunks = request["chunks"]
     if request["end"] <= limit or not chunks:
         return float(request["end"] <= limit)
-    return sum(1 for at in chunks if at <= limit) / len(chunks)
+    return float(sum(at <= limit for at in chunks) / len(chunks))
 
 
-def _latencies(good: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    ttft = [request["first"] - request["intended"] for request in good if request["first"] is not None]
-    e2e = [request["end"] - request["intended"] for request in good]
-    tpot: list[float] = []
-    itl: list[float] = []
-    streamed_s, streamed_tokens = 0.0, 0
-    for request in good:
-        chunks, tokens = request["chunks"], request["output_tokens"]
-        if len(chunks) < 2 or tokens < 2:
-            continue
-        span = chunks[-1] - chunks[0]
-        tpot.append(span / (tokens - 1))
-        streamed_s += span
-        streamed_tokens += tokens - 1
-        per_event = (tokens - 1) / (len(chunks) - 1)
-        itl.extend((after - before) / per_event for before, after in pairwise(chunks))
-    metrics = _summary("ttft", ttft) | _summary("e2e", e2e) | _summary("tpot", tpot) | _summary("itl", itl)
-    if streamed_tokens:
-        metrics["itl_mean_ms"] = 1e3 * streamed_s / streamed_tokens
+def _latencies(good: _Requests) -> dict[str, float]:
+    streams = [(r["chunks"], r["output_tokens"] - 1) for r in good if len(r["chunks"]) > 1 and r["output_tokens"] > 1]
+    spans = [chunks[-1] - chunks[0] for chunks, _ in streams]
+    seconds = {
+        "ttft": [request["first"] - request["intended"] for request in good if request["first"] is not None],
+        "e2e": [request["end"] - request["intended"] for request in good],
+        "tpot": [span / tokens for span, (_, tokens) in zip(spans, streams, strict=True)],
+        "itl": [(b - a) * (len(chunks) - 1) / tokens for chunks, tokens in streams for a, b in pairwise(chunks)],
+    }
+    metrics: dict[str, float] = {}
+    for name, found in seconds.items():
+        if values := sorted(1e3 * value for value in found):
+            metrics[f"{name}_mean_ms"] = math.fsum(values) / len(values)
+            metrics |= {f"{name}_p{part}_ms": percentile(values, part / 100) for part in (50, 90, 99)}
+    if streams:
+        metrics["itl_mean_ms"] = 1e3 * sum(spans) / sum(tokens for _, tokens in streams)
     return metrics
 
 
-def _summary(name: str, seconds: Iterable[float]) -> dict[str, float]:
-    values = sorted(1e3 * value for value in seconds)
-    if not values:
-        return {}
-    found = {f"{name}_mean_ms": math.fsum(values) / len(values)}
-    return found | {f"{name}_p{part}_ms": percentile(values, part / 100) for part in (50, 90, 99)}
-
-
-def _accept_length(good: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _accept_length(good: _Requests) -> dict[str, float]:
     """Tokens per verification step, from llama.cpp's `timings` (llama-server: draft_n, draft_n_accepted, predicted_n).
 
     The first token comes from the prompt's pass; each later step gives one token and those of its draft that were
     accepted. So steps = predicted_n - 1 - draft_n_accepted, and length = (predicted_n - 1) / steps. Steps without a
     draft count too, as in SGLang's completion_tokens / verify_ct; vLLM's 1 + accepted / drafts leaves them out.
     """
-    produced = accepted = drafted = 0
-    for request in good:
-        timings = request.get("timings") or {}
-        if timings.get("draft_n"):
-            drafted += timings["draft_n"]
-        if "predicted_n" in timings:
-            produced += max(0, timings["predicted_n"] - 1)
-            accepted += timings.get("draft_n_accepted") or 0
-    steps = produced - accepted
+    timings = [request.get("timings") or {} for request in good]
+    known = [timing for timing in timings if "predicted_n" in timing]
+    produced = sum(max(0, timing["predicted_n"] - 1) for timing in known)
+    steps = produced - sum(timing.get("draft_n_accepted") or 0 for timing in known)
+    drafted = any(timing.get("draft_n") for timing in timings)
     return {"accept_length": produced / steps} if drafted and steps > 0 else {}
 
 
-def _problems(raw: Mapping[str, Any], good: Sequence[Mapping[str, Any]], failed: int) -> list[str]:
-    count: Callable[[Iterable[bool]], int] = sum
-    uncounted = count(not request["usage"] for request in good)
-    silent = count(not request["chunks"] for request in good)
+def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]:
+    def count(wrong: Iterable[bool]) -> str | None:
+        share = sum(wrong)
+        return f"{share} of {len(good)} answers carried no" if share else None
+
+    uncounted, silent = count(not r["usage"] for r in good), count(not r["chunks"] for r in good)
     checks = [
         (raw.get("interrupted"), "the load was interrupted before it was complete"),
         (raw.get("aborted"), f"the load client gave up: {raw.get('aborted')}"),
         (not good and not failed, "no request was made"),
         (not good and failed, f"all {failed} requests failed"),
         (good and not any(request["output_tokens"] for request in good), "no request gave a single output token"),
-        (uncounted, f"{uncounted} of {len(good)} answers carried no usage: their tokens are counted by events"),
-        (silent, f"{silent} of {len(good)} answers carried no text: they have no time to first token"),
+        (uncounted, f"{uncounted} usage: their tokens are counted by events"),
+        (silent, f"{silent} text: they have no time to first token"),
     ]
     return [text for wrong, text in checks if wrong]
-
-
-def _errors(requests: Sequence[Mapping[str, Any]]) -> list[str]:
-    counts: dict[str, int] = {}
-    for request in requests:
-        if not request["ok"]:
-            text = request["error"] or "no reason given"
-            counts[text] = counts.get(text, 0) + 1
-    return sorted(counts, key=lambda text: -counts[text])
