@@ -29,6 +29,9 @@ class Trouble:
 def explain(said: str) -> Trouble:
     """The cause behind a task's message, and how to proceed. What is unknown is told as it is, with an empty `fix`."""
     text = said.replace("\r\n", "\n")
+    problem, _, own = text.partition("\nhint: ")
+    if own:  # our own modules know the next step themselves
+        return Trouble(None, _NOISE.sub("", problem).strip(), own.strip())
     named = _NAMED.search(text)
     for pattern, entry in _table():
         found = pattern.search(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 from gpurun import events, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
-from gpurun.errors import HostError, InterruptedRunError, NotReadyError
+from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunError, NotReadyError
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.store import RunStore
@@ -152,12 +154,24 @@ class Session:
         self._observer.tick(time.time())
 
 
-def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> HostError:
-    if not outcome.unreachable and not outcome.failed:
-        return HostError(
-            f"the inventory has no host for `{pattern}`" + (f": {outcome.output.strip()}" if outcome.output else ""),
-            where=str(inventory),
-            hint="name a group or host of the inventory in the campaign's `hosts:`, or give another inventory with -i",
+def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> GpurunError:
+    """Why no host gave its facts: none was named, the inventory or a playbook is broken, or all of them failed."""
+    if outcome.unreachable or outcome.failed:
+        message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
+        return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
+    said = outcome.output
+    if "as an inventory source" in said:
+        why = re.search(r"with '(?:auto|yaml)' plugin: (.+)", said)
+        where = re.search(r"Origin: (\S.*:\d+:\d+)$", said, re.MULTILINE)
+        return ConfigError(
+            f"the inventory cannot be read: {why[1] if why else said.strip()[:500]} ({where[1] if where else inventory})",
+            hint=f"`ansible-inventory --list -i {shlex.quote(str(inventory))}` tells the same",
         )
-    message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
-    return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
+    if outcome.status == "successful" or "no hosts" in said:
+        return ConfigError(
+            f"the inventory has no host for `{pattern}`: {inventory}",
+            hint="name a group or host of the inventory in `hosts:` (and --limit), or give another inventory with -i",
+        )
+    lines = said.strip().splitlines()
+    told = [line for line in lines if "ERROR" in line or "error:" in line] or lines[-3:] or [outcome.status]
+    return HostError(f"ansible-playbook could not run: {' '.join(told)[:500]}", where=str(inventory))

@@ -71,12 +71,15 @@ def main() -> None:
             module.exit_json(changed=locks.release(home, params["run"]), held=False)
         wanted = {key: params[key] for key in ("run", "campaign", "controller", "lease_s")}
         result = locks.hold(home, wanted, params["wait_s"])
-    except (JobError, OSError) as error:
+    except OSError as error:
+        place = error.filename or home
+        cure = "set `gpurun_home` in the inventory to a folder that this user may write, on a disk with space"
+        module.fail_json(msg=f"{place} cannot be written: {error.strerror or error}\nhint: {cure}")
+    except JobError as error:
         module.fail_json(msg=f"lock of {home}: {error}")
     if not result["held"]:
-        message = (
-            f"{locks.describe(result['holder'])}: wait for it, or end it with `gpurun stop {result['holder']['run']}`"
-        )
+        holder = result["holder"]
+        message = f"{locks.describe(holder)}\nhint: wait for it (--wait), or end it: `gpurun stop {holder['run']}`"
         module.fail_json(msg=message, **result)
     module.exit_json(**result)
 

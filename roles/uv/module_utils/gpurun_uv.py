@@ -123,7 +123,7 @@ def run(argv, cwd, env, what, report):
 def explain(lines, what, exit_code):
     """Trouble that says in words why uv failed."""
     text = "\n".join(lines)
-    proof = "\n".join(lines[-_LAST_LINES:])
+    proof = "\n".join([line for line in lines if not line.startswith("Using Python ")][-_LAST_LINES:])
     for pattern, klass, meaning, advice in MEANINGS:
         if re.search(pattern, text):
             return Trouble(klass, f"{what}: {meaning}", proof, advice)
