@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.hosts import TestHost
-from tests.jobs import READY, SERVER, eventually
+from tests.jobs import eventually
+from tests.remote_jobs import Jobs
 
-ROLE = Path(__file__).resolve().parents[2] / "roles" / "server"
 SECRET = "planted-5ecret-value"
 BOTH = pytest.mark.parametrize("here", ["host", "plain_host"])
-
-
-class Jobs:
-    """The module on a host, as Ansible runs it, and what a person would look up there."""
-
-    def __init__(self, host: TestHost) -> None:
-        self.host = host
-        self.user = "root"
-
-    def __call__(self, **params: Any) -> dict[str, Any]:
-        ansible = str(Path(sys.executable).with_name("ansible"))
-        command = [ansible, self.host.name, "-i", str(self.host.inventory_path), "-e", f"ansible_user={self.user}"]
-        command += ["-M", str(ROLE / "library"), "-m", "gpurun_job", "-a", json.dumps({"run": "run1", **params})]
-        env = {**os.environ, "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"), "ANSIBLE_PIPELINING": "1"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
-        assert " => " in done.stdout, done.stdout + done.stderr
-        return dict(json.loads(done.stdout.partition(" => ")[2]))
-
-    def start(self, *words: str, **params: Any) -> dict[str, Any]:
-        argv = ["python3", "-u", "-c", SERVER, "@GPURUN_PORT@", *words]
-        result = self(**{"state": "started", "job": "job1", "argv": argv, "ready": READY, "stop_s": 1, **params})
-        return dict(result["job"])
-
-    def said(self, *argv: str) -> str:
-        return self.host.inside(argv, check=False)
-
-    def processes(self) -> list[str]:
-        """What is left of any job."""
-        return [
-            line
-            for line in self.said("ps", "-eo", "pid,args").splitlines()
-            if "gpurun" in line or "http.server" in line
-        ]
-
-    def units(self) -> list[str]:
-        return self.said("systemctl", "list-units", "--all", "--plain", "--no-legend", "gpurun-*").splitlines()
 
 
 @pytest.fixture

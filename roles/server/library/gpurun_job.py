@@ -43,6 +43,8 @@ options:
   wait_s: {description: Seconds that this call may wait., type: float, default: 20}
   server_job: {description: A job of the run without which this client is pointless; it ends with it., type: str}
   require_lock: {description: Start nothing unless the run holds this host., type: bool, default: false}
+  gpu_free_mib: {description: Memory that may be in use on a GPU that counts as free., type: int, default: 300}
+  drain_s: {description: Seconds for GPU memory to come back after a stop., type: float, default: 60}
   purge: {description: "With V(stopped): remove the folders of what has ended.", type: bool, default: false}
 author: gpurun
 """
@@ -70,7 +72,7 @@ job:
     reason:
       description: >-
         Why it ended: null, exited, stopped, time_limit, start_timeout, start_hang, generation_failed, not_this_model,
-        port_in_use, spawn, lock_lost, server_died.
+        port_in_use, spawn, lock_lost, server_died, gpu_busy, quarantined.
       type: str
     message: {description: One sentence for people., type: str}
     dir: {description: The job's folder; its log is C(log) in there., type: str}
@@ -85,6 +87,8 @@ job:
     exit_code: {description: Null if a signal ended it., type: int}
     signal: {description: Number of that signal., type: int}
     left: {description: Processes that could not be ended., type: list}
+    gpu_memory_left: {description: What of its GPU memory did not come back., type: str}
+    gpu_holders: {description: "Who holds GPU memory: gpu, memory_mib, pid, user, command.", type: list}
     progress: {description: "log_bytes, log_lines, last_line, rss_bytes, cpu_s, progress_file.", type: dict}
 server:
   description: The same of O(server_job), as it stands after this call.
@@ -96,10 +100,12 @@ ended:
   type: list
 """
 
+import os
 from pathlib import Path
 
 from ansible.module_utils import gpurun_locks as locks
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpurun_gpu_guard import Limits, after_stop, before_start
 from ansible.module_utils.gpurun_jobs import Job, JobError, check_name, expand_home
 from ansible.module_utils.gpurun_spawn import create
 from ansible.module_utils.gpurun_stop import purge, still_there, stop
@@ -116,12 +122,19 @@ def _run(module: AnsibleModule, home: Path, job: Job) -> dict:
     if changed and params["require_lock"] and not held:
         lock = locks.holder(home)
         message = f"nothing started: {locks.describe(lock) if lock else f'run {job.run} was stopped on this host'}"
-        report = {**job.report(), "status": "failed", "reason": "lock_lost", "message": message}
-        return {"changed": False, "job": report}
+        return _refused(job, "lock_lost", message=message)
+    quarantine = locks.quarantined(home, job.run) if changed and kind == "server" else None
+    if quarantine:
+        return _refused(job, "quarantined", message=f"nothing started: this run is done with this host: {quarantine}")
     if module.check_mode:
         return {"changed": changed, "job": job.report()}
     if changed:
         wanted = {**params, "stop_s": _DEFAULT_STOP_S if params["stop_s"] is None else params["stop_s"]}
+        if kind == "server":
+            visible = {**os.environ, **(params["env"] or {})}.get("CUDA_VISIBLE_DEVICES")
+            refusal, wanted["gpus"] = before_start(job, visible, _limits(params), may_end=params["require_lock"])
+            if refusal:
+                return _refused(job, "gpu_busy", **refusal)
         changed = create(job, kind, wanted)
     if kind == "server":
         await_ready(job, params["wait_s"])
@@ -129,6 +142,15 @@ def _run(module: AnsibleModule, home: Path, job: Job) -> dict:
     server = Job(home, job.run, params["server_job"]) if params["server_job"] else None
     await_end(job, params["wait_s"], server)
     return {"changed": changed, "job": job.report(), "server": server.report() if server else None}
+
+
+def _refused(job: Job, reason: str, **facts: object) -> dict:
+    """Nothing was started, and nothing is left of the attempt: the name is not used up."""
+    return {"changed": False, "job": {**job.report(), "status": "failed", "reason": reason, **facts}}
+
+
+def _limits(params: dict) -> Limits:
+    return Limits(params["gpu_free_mib"], params["drain_s"])
 
 
 def _stop(module: AnsibleModule, home: Path) -> dict:
@@ -140,9 +162,14 @@ def _stop(module: AnsibleModule, home: Path) -> dict:
         return result
     left = still_there(home, run, name)
     if left:
+        if name and (Job(home, run, name).asked or {}).get("gpus"):
+            locks.quarantine(home, run, f"what holds its GPUs cannot be ended: {left[0]['command']}")
         who = ", ".join(f"{one['command']} (pid {one['pid']}, user {one['user']})" for one in left)
         module.fail_json(msg=f"cannot end {who}: stuck in the kernel, or not ours to signal", **result)
     if name:
+        trouble = after_stop(Job(home, run, name), _limits(params))
+        if trouble:
+            locks.quarantine(home, run, trouble)
         result["job"] = Job(home, run, name).report()
     elif locks.release(home, run):
         result["changed"] = True
@@ -175,6 +202,8 @@ def main() -> None:
             "wait_s": {"type": "float", "default": 20.0},
             "server_job": {"type": "str"},
             "require_lock": {"type": "bool", "default": False},
+            "gpu_free_mib": {"type": "int", "default": 300},
+            "drain_s": {"type": "float", "default": 60.0},
             "purge": {"type": "bool", "default": False},
         },
         required_if=[

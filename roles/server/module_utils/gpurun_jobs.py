@@ -107,6 +107,7 @@ class Job:
             "signal": ended.get("signal"),
             "holder": ended.get("holder"),
             "left": ended.get("left", []),
+            "gpu_memory_left": (self.read("drained") or {}).get("gpu_memory_left"),
             "progress": self.progress(),
         }
         if over:

@@ -41,6 +41,20 @@ def renew(home: Path, run: str) -> bool:
     return True
 
 
+def quarantine(home: Path, run: str, why: str) -> None:
+    """Let this run start nothing more on this host; the mark goes with the lock."""
+    with _guard(home):
+        lock = holder(home)
+        if lock and lock["run"] == run:
+            write_state(home / "lock.json", {**lock, "quarantine": why})
+
+
+def quarantined(home: Path, run: str) -> str | None:
+    """Why this run starts nothing more on this host; None where it may."""
+    lock = holder(home)
+    return str(lock["quarantine"]) if lock and lock["run"] == run and "quarantine" in lock else None
+
+
 def hold(home: Path, wanted: State, wait_s: float) -> State:
     """Take or keep the host for `wanted` (run, campaign, controller, lease_s), waiting up to `wait_s`.
 

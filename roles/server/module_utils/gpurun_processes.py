@@ -127,6 +127,20 @@ def _logs(pid: int, folder: str) -> bool:
     return False
 
 
+def job_of(home: Path, pid: int) -> tuple[str, str] | None:
+    """Run and job that a process belongs to, by its environment or its log."""
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"GPURUN_JOB="):
+                run, _, job = entry[11:].decode(errors="replace").partition("/")
+                return run, job
+    for number in (1, 2):
+        with contextlib.suppress(OSError, ValueError):
+            parts = Path(f"/proc/{pid}/fd/{number}").readlink().relative_to(home / "jobs").parts
+            return parts[0], parts[1]
+    return None
+
+
 def handle(process: Process) -> int | None:
     """A pidfd of that very process, readable once it has ended; None if it is gone. Close it.
 

@@ -161,7 +161,8 @@ def _names(body: bytes) -> list[str]:
 
 
 class Progress:
-    """Notices a start that does nothing any more: no new log, no memory, no reads, hardly any processor for `hang_s`.
+    """Notices a start that does nothing any more: no new log, no memory (of the GPUs neither), no reads, hardly any
+    processor for `hang_s`.
 
     A start that spins (a hung collective does) still moves by this measure; the start's time limit ends that one.
     """
@@ -173,14 +174,20 @@ class Progress:
         self.hang_s = hang_s
         self.every_s = min(5.0, max(0.2, hang_s / 20))
         self._mark = (-1, 0, 0)
+        self._gpu_bytes: int | None = None
         self._cpu_s = 0.0
         self._seen_at = self._moved_at = time.monotonic()
 
-    def still_s(self, log_bytes: int, rss_bytes: int, read_bytes: int, cpu_s: float) -> float:
-        """Seconds without any movement, given the state now."""
+    def still_s(
+        self, log_bytes: int, rss_bytes: int, read_bytes: int, cpu_s: float, gpu_bytes: int | None = None
+    ) -> float:
+        """Seconds without any movement, given the state now; `gpu_bytes` where the GPUs' memory is known."""
         now = time.monotonic()
         busy = cpu_s - self._cpu_s > self._CPU_SHARE * (now - self._seen_at)
         self._cpu_s, self._seen_at = cpu_s, now
+        if gpu_bytes is not None:
+            busy = busy or (self._gpu_bytes is not None and abs(gpu_bytes - self._gpu_bytes) > self._BYTES)
+            self._gpu_bytes = gpu_bytes
         log, rss, read = self._mark
         if busy or log_bytes != log or max(abs(rss_bytes - rss), abs(read_bytes - read)) > self._BYTES:
             self._mark, self._moved_at = (log_bytes, rss_bytes, read_bytes), now

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from ansible.module_utils import (
+    gpurun_gpus,
     gpurun_ports,
     gpurun_processes,
     gpurun_readiness,
@@ -25,7 +26,7 @@ from ansible.module_utils.gpurun_jobs import Job, JobError, State
 from ansible.module_utils.gpurun_supervisor import write_state
 
 PORT = "@GPURUN_PORT@"
-_PARTS = (gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_supervisor)
+_PARTS = (gpurun_gpus, gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_supervisor)
 _SPEC_S = 15.0
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
 # controller's, with whatever tokens it has; and a server should not change with the shell that gpurun was called from.
@@ -41,7 +42,8 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     False if somebody else has just created it.
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
-    address, ready, and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
+    address, ready, gpus (what gpurun_gpu_guard knew before), and the limits life_s, stop_s, start_s, hang_s in
+    seconds. Raises JobError, OSError.
     """
     _check(wanted)
     port = _port(job, kind, wanted)
@@ -61,6 +63,7 @@ def create(job: Job, kind: str, wanted: State) -> bool:
         "argv": [_filled(word, port) for word in wanted["argv"]],
         "created_at": time.time(),
         "stop_s": wanted["stop_s"],
+        "gpus": wanted.get("gpus"),
     }
     try:
         write_state(job.directory / "job.json", asked)
@@ -137,6 +140,7 @@ def _spec(job: Job, wanted: State, port: int | None, argv: list[str]) -> State:
         "ready": wanted["ready"],
         "address": wanted["address"],
         "port": port,
+        "nvidia_smi": (wanted.get("gpus") or {}).get("nvidia_smi"),
         **limits,
     }
 

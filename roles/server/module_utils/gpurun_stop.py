@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Callable
 
 from ansible.module_utils.gpurun_jobs import Job, State, jobs_of
-from ansible.module_utils.gpurun_processes import Process, belonging, describe, is_alive, send
+from ansible.module_utils.gpurun_processes import Process, belonging, describe, is_alive, job_of, send
 from ansible.module_utils.gpurun_spawn import description
 from ansible.module_utils.gpurun_supervisor import write_state
 
@@ -32,10 +32,10 @@ def stop(
     supervised = [(job, process) for job in jobs if (process := job.supervisor())]
     found = [_named(job, process, "supervisor") for job, process in supervised]
     if pretend:
-        return found or [_stray(process) for process in _left(home, run, name)]
+        return found or [_stray(home, process) for process in _left(home, run, name)]
     _end_supervised(supervised, stop_s)
     strays = _left(home, run, name)
-    found += [_stray(process) for process in strays]
+    found += [_stray(home, process) for process in strays]
     _end_strays(lambda: _left(home, run, name))
     known = {(one["run"], one["job"]) for one in found}
     return found + [unit for unit in _end_units(jobs) if (unit["run"], unit["job"]) not in known]
@@ -43,7 +43,7 @@ def stop(
 
 def still_there(home: Path, run: str, name: str | None = None) -> list[State]:
     """What could not be ended: stuck in the kernel, or running as another user."""
-    return [_stray(process) for process in _left(home, run, name)]
+    return [_stray(home, process) for process in _left(home, run, name)]
 
 
 def end_with_reason(job: Job, reason: str, message: str) -> None:
@@ -73,13 +73,9 @@ def _named(job: Job, process: Process, how: str) -> State:
     return {"run": job.run, "job": job.name, "how": how, **describe(process.pid)}
 
 
-def _stray(process: Process) -> State:
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(b"GPURUN_JOB="):
-                run, _, job = entry[11:].decode(errors="replace").partition("/")
-                return {"run": run, "job": job, "how": "stray", **describe(process.pid)}
-    return {"run": None, "job": None, "how": "stray", **describe(process.pid)}
+def _stray(home: Path, process: Process) -> State:
+    run, job = job_of(home, process.pid) or (None, None)
+    return {"run": run, "job": job, "how": "stray", **describe(process.pid)}
 
 
 def _end_supervised(supervised: list[tuple[Job, Process]], stop_s: float | None) -> None:

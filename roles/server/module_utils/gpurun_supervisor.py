@@ -31,6 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SPEC_S = 30.0  # for the spec to arrive
 _LEFTOVER_S = 0.3  # grace of what an exited child leaves behind: nobody waits for its answer any more
 _KILL_S = 20.0  # until a killed process that is still there counts as stuck in the kernel
+_GPUS_S = 10.0  # between two looks at the GPUs of a start that shows no other sign of life
 _RESERVED = 4096
 _OPEN_FILES = 65536
 _WAKE = signal.SIGUSR1
@@ -192,9 +193,11 @@ class Start:
 
     def __init__(self, job: Job, began: float) -> None:
         # Imported late: it costs more time than everything before, and the child is already on its way.
+        from ansible.module_utils.gpurun_gpus import Watch
         from ansible.module_utils.gpurun_readiness import Progress, Readiness
 
         spec = job.spec
+        self.gpus = Watch(spec.get("nvidia_smi"), min(_GPUS_S, spec["hang_s"] / 4))
         self.job, self.limit_s, self.until = job, spec["start_s"], began + spec["start_s"]
         self.progress = Progress(spec["hang_s"])
         self.next_look = began
@@ -222,9 +225,12 @@ class Start:
             return "start_timeout", 0.0
         if now >= self.next_look:
             self.next_look = now + self.progress.every_s
-            still_s = self.progress.still_s(*_movement(self.job))
+            still_s = self.progress.still_s(*_movement(self.job), self.gpus.used_bytes)
+            if still_s >= self.gpus.every_s:  # rarely, and only when there is no other sign of life
+                self.gpus.ask()
             if still_s >= self.progress.hang_s:
-                self.job.message = f"no log, memory, reads or processor time for {still_s:.0f} s"
+                busy = f"; {self.gpus.busy}" if self.gpus.busy else ""
+                self.job.message = f"no log, memory, reads or processor time for {still_s:.0f} s{busy}"
                 return "start_hang", 0.0
         return None, min(self.until, self.next_look) - now
 
