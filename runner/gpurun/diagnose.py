@@ -21,18 +21,6 @@ Reason = Literal["exited", "start_timeout", "start_hang", "port_in_use", "time_l
 # SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
 _KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
 _WAITS_IN_NCCL = re.compile(r"NCCL|nccl|[Ii]nit torch distributed|all.?reduce")
-# What a server that was ready can suffer without saying that it died.
-_OF_SERVING = {
-    "oom_gpu",
-    "oom_host",
-    "fit",
-    "comm_error",
-    "comm_hang",
-    "limits",
-    "disk_full",
-    "driver_mismatch",
-    "crash",
-}
 _BY_SIGNAL = {15: "sigterm", 7: "sigbus", 4: "sigill", 2: "sigint"}
 _BY_CODE = {2: "usage", 126: "not_found", 127: "not_found"}
 
@@ -84,10 +72,7 @@ def classify(
     failed = bool(exit_code) or signal is not None or reason is not None
     hits = _counting(reading, failed, requested_stop)
     told = (
-        _by_starter(reading, reason)
-        or _first(reading, [hit for hit in hits if not reading.survived(hit)], "root")
-        or _by_kernel(reading, evidence)
-        or _rough(reading, hits)
+        _by_starter(reading, reason) or _root(reading, hits) or _by_kernel(reading, evidence) or _rough(reading, hits)
     )
     if told is None and not requested_stop:
         not_by_kernel = evidence is not None and evidence.oom_kills == 0
@@ -107,12 +92,13 @@ def _counting(reading: Reading, failed: bool, requested_stop: bool) -> list[Hit]
     if reading.stopped is not None and not failed and not any(hit.line < reading.stopped for hit in hits):
         return []
     if reading.ready is not None and not failed and all(hit.signature.rank != "wrapper" for hit in hits):
-        return [hit for hit in hits if hit.signature.klass in _OF_SERVING]
+        return [hit for hit in hits if hit.signature.klass in markers().of_serving]
     return hits
 
 
-def _first(reading: Reading, hits: list[Hit], rank: str) -> Diagnosis | None:
-    return next((_diagnosis(reading, hit) for hit in hits if hit.signature.rank == rank), None)
+def _root(reading: Reading, hits: list[Hit]) -> Diagnosis | None:
+    roots = (hit for hit in hits if hit.signature.rank == "root" and not reading.survived(hit))
+    return next((_diagnosis(reading, hit) for hit in roots), None)
 
 
 def _rough(reading: Reading, hits: list[Hit]) -> Diagnosis | None:
@@ -129,8 +115,7 @@ def _diagnosis(reading: Reading, hit: Hit) -> Diagnosis:
     advice = mask(hit.signature.advise(reading.engine, phase, hit.found), 600)
     klass = _settled(hit.signature.klass, phase)
     others = reading.telling() if klass == "unknown" else ()
-    line = hit.line
-    return Diagnosis(klass, phase, line + 1, reading.log.shown(line), advice, None, hit.signature.id, others)
+    return Diagnosis(klass, phase, hit.line + 1, reading.log.shown(hit.line), advice, None, hit.signature.id, others)
 
 
 def _settled(klass: FailureClass | Literal["crash"], phase: Phase) -> FailureClass:
@@ -178,14 +163,12 @@ def _without_cause(reading: Reading, hits: list[Hit], failed: bool, not_by_kerne
     """The log names no cause: an exception that nobody knows, a wrapper, at last a warning."""
     wrappers = [hit for hit in hits if hit.signature.rank == "wrapper"]
     failed = failed or bool(wrappers)
-    line = reading.exception
-    if line is not None and (failed or reading.ready is None):
+    if reading.exception is not None and (failed or reading.ready is None):
         dead = reading.ready is not None or any(hit.signature.klass == "engine_dead" for hit in wrappers)
-        return _by_name(reading, "exception", line, "serving" if dead else None)
-    killed = [hit for hit in wrappers if hit.signature.killed and not not_by_kernel]
-    plain = [hit for hit in wrappers if not hit.signature.killed]
-    quiet = [hit for hit in reading.hits if hit.quiet and failed and hit.signature.rank in ("root", "generic")]
-    best = [*killed, *plain, *quiet]
+        return _by_name(reading, "exception", reading.exception, "serving" if dead else None)
+    wrappers = sorted(wrappers, key=lambda hit: not hit.signature.killed)
+    best = [hit for hit in wrappers if not (hit.signature.killed and not_by_kernel)]
+    best += [hit for hit in reading.hits if hit.quiet and failed and hit.signature.rank in ("root", "generic")]
     return _diagnosis(reading, best[0]) if best else None
 
 
@@ -193,14 +176,17 @@ def _by_end(
     reading: Reading, exit_code: int | None, signal: int | None, reason: Reason | None, not_by_kernel: bool
 ) -> Diagnosis:
     """Only the way the process ended is known."""
-    serving = reading.ready is not None
+    serving, name = reading.ready is not None, "other"
     if reason == "start_hang" and _WAITS_IN_NCCL.search(" ".join(reading.log.lines[-6:])):
-        return _by_name(reading, "hang_in_nccl")
-    if reason in ("start_hang", "start_timeout"):
-        return _by_name(reading, reason)
-    if reason == "time_limit":
-        return _by_name(reading, "time_limit" if serving else "time_limit_start")
-    if signal == 9 and not not_by_kernel and not _KILLED_ITSELF.search(reading.log.text):
-        return _by_name(reading, "sigkill")
-    name = _BY_SIGNAL.get(signal or 0) or (None if serving else _BY_CODE.get(exit_code or 0)) or "other"
+        name = "hang_in_nccl"
+    elif reason in ("start_hang", "start_timeout"):
+        name = reason
+    elif reason == "time_limit":
+        name = "time_limit" if serving else "time_limit_start"
+    elif signal == 9 and not not_by_kernel and not _KILLED_ITSELF.search(reading.log.text):
+        name = "sigkill"
+    elif signal in _BY_SIGNAL:
+        name = _BY_SIGNAL[signal]
+    elif exit_code in _BY_CODE and not serving:
+        name = _BY_CODE[exit_code]
     return _by_name(reading, name)

@@ -79,14 +79,10 @@ class ServerLog:
     @cached_property
     def lines(self) -> list[str]:
         """The messages: lines without prefixes, colours, carriage returns and outer white space."""
-        special = any(mark in self.raw for mark in ("\x1b", "[0;", "[1;", "\r", "\x00"))
-        return [self._message(line, special) for line in self.originals]
-
-    @staticmethod
-    def _message(line: str, special: bool) -> str:
-        if special:
-            line = _CONTROL.sub(" ", _ANSI.sub("", line))
-        return line[_prefix_end(line) :].strip()
+        lines = self.originals
+        if any(mark in self.raw for mark in ("\x1b", "[0;", "[1;", "\r", "\x00")):
+            lines = [_CONTROL.sub(" ", _ANSI.sub("", line)) for line in lines]
+        return [line[_prefix_end(line) :].strip() for line in lines]
 
     @cached_property
     def searched(self) -> list[str]:
@@ -134,13 +130,9 @@ class ServerLog:
 
     def is_source(self, line: int) -> bool:
         """Whether this line is source code quoted by a traceback, not something that happened."""
-        if _EXCEPTION.match(self.lines[line]):
-            return False
-        return bool(
-            _SOURCE_LINE.match(self.lines[line])
-            or (line and _FRAME.search(self.lines[line - 1]))
-            or _FRAME.match(self.lines[line])
-        )
+        text, before = self.lines[line], self.lines[line - 1] if line else ""
+        quoted = _SOURCE_LINE.match(text) or _FRAME.match(text) or _FRAME.search(before)
+        return quoted is not None and not _EXCEPTION.match(text)
 
     def exception(self, line: int) -> str | None:
         """The exception that this line reports as the end of a traceback, such as `KeyError`."""
@@ -149,17 +141,14 @@ class ServerLog:
 
     def is_error(self, line: int) -> bool:
         """Whether this line, or one of the two before it, reports an exception or is called an error."""
-        for at in range(max(0, line - 2), line + 1):
-            if _EXCEPTION.search(self.lines[at]) or _ERROR.search(f"{self._prefix(at)} {self.lines[at][:24]}"):
-                return True
-        return False
+        return any(
+            _EXCEPTION.search(self.lines[at]) or _ERROR.search(f"{self._prefix(at)} {self.lines[at][:24]}")
+            for at in range(max(0, line - 2), line + 1)
+        )
 
     def exception_after(self, line: int) -> int:
         """The line of the exception that ends the traceback in which `line` stands; `line` itself if there is none."""
-        for at in range(line, min(line + 12, len(self.lines))):
-            if self.exception(at):
-                return at
-        return line
+        return next((at for at in range(line, min(line + 12, len(self.lines))) if self.exception(at)), line)
 
     def frames(self, line: int) -> list[str]:
         """The stack frames that belong to `line`, outermost first: those before it, or, where a logger wrote the

@@ -99,6 +99,7 @@ class Markers(BaseModel):
 
     engines: dict[str, list[str]]
     ready: dict[str, list[str]]
+    of_serving: list[FailureClass | Literal["crash"]]
     stopping: list[str]
     phases: dict[Phase, list[str]]
     frames: dict[Phase, list[str]]
@@ -112,30 +113,15 @@ def needle(pattern: str) -> str:
     Raises ValueError where that is shorter than five characters, or where the pattern has a top-level alternative:
     such a pattern would have to be tried at every character of a log.
     """
-    runs, run, depth, at = [], "", 0, 0
-    while at < len(pattern):
-        char, plain = pattern[at], ""
-        if char == "\\":
-            plain = pattern[at + 1] if not pattern[at + 1].isalnum() else ""
-            at += 1
-        elif char == "[":
-            at = pattern.index("]", at + 2)
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        elif char == "|" and depth == 0:
-            raise ValueError(f"write alternatives as separate patterns: {pattern}")
-        elif char == "{":
-            at = pattern.index("}", at)
-        elif char not in "?*+.^$|":
-            plain = char
-        at += 1
-        optional = at < len(pattern) and pattern[at] in "?*{"
-        if plain and depth == 0 and not optional:
-            run += plain
-        else:
-            runs.append(run)
-            run = ""
-    longest = max([*runs, run], key=len)
+    # A class of characters, or a group, is like any character.
+    rest = re.sub(r"\\[A-Za-z0-9]|(?<!\\)\[\^?.(?:\\.|[^\]\\])*\]", ".", pattern)
+    groups = 1
+    while groups:  # from the innermost outwards
+        rest, groups = re.subn(r"(?<!\\)\((?:\\.|[^()\\])*\)", ".", rest)
+    if re.search(r"(?<!\\)\|", rest):
+        raise ValueError(f"write alternatives as separate patterns: {pattern}")
+    runs = re.split(r"(?:\\.|[^\\])(?:[?*]|\{[^}]*\})|(?<!\\)[.+^$?*]", rest)
+    longest = max((re.sub(r"\\(.)", r"\1", run) for run in runs), key=len)
     if len(longest) < SHORTEST_NEEDLE:
         raise ValueError(f"needs {SHORTEST_NEEDLE} plain characters in a row outside groups: {pattern}")
     return longest

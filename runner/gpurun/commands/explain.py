@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -30,10 +31,8 @@ def _engine(name: str | None) -> str | None:
     plain = {"tensorrtllm": "trtllm", "llamaserver": "llamacpp", "hf": "transformers"}.get(plain, plain)
     if plain in markers().engines:
         return plain
-    click.echo(
-        f"note: no engine is named {name}; known: {', '.join(sorted(markers().engines))}. Looking at the log instead.",
-        err=True,
-    )
+    known = ", ".join(sorted(markers().engines))
+    click.echo(f"note: no engine is named {name}; known: {known}. Looking at the log instead.", err=True)
     return None
 
 
@@ -41,14 +40,13 @@ def _show(path: str, told: Diagnosis) -> None:
     if told.klass == "none":
         click.echo("No failure in this log.")
         return
-    click.echo(f"{told.klass} while in phase {told.phase}" + (f" ({told.engine})" if told.engine else ""))
-    click.echo(f"  --> {path}:{told.line}" if told.line else "  --> not in the log")
-    click.echo(f"  {told.proof}")
-    click.echo(f"advice: {told.advice}")
+    engine = f" ({told.engine})" if told.engine else ""
+    place = f"{path}:{told.line}" if told.line else "not in the log"
+    click.echo(
+        f"{told.klass} while in phase {told.phase}{engine}\n  --> {place}\n  {told.proof}\nadvice: {told.advice}"
+    )
     if told.others:
-        click.echo("lines that may tell more:")
-        for line in told.others:
-            click.echo(f"  {line}")
+        click.echo("\n  ".join(("lines that may tell more:", *told.others)))
 
 
 @click.command(name="explain")
@@ -66,15 +64,6 @@ def command(logfile: str, engine: str | None, exit_code: int | None, as_json: bo
     if not as_json:
         _show(logfile, told)
         return
-    document = {
-        "schema": "gpurun.explain/1",
-        "class": told.klass,
-        "phase": told.phase,
-        "line": told.line,
-        "proof": told.proof,
-        "advice": told.advice,
-        "engine": told.engine,
-        "signature": told.signature,
-        "others": list(told.others),
-    }
+    document = asdict(told)
+    document = {"schema": "gpurun.explain/1", "class": document.pop("klass"), **document}
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
