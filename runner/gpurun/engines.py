@@ -17,7 +17,6 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpurun.samples import Phase
 from gpurun.tree import map_texts
 
 _FOLDER = Path(__file__).resolve().parent / "data" / "engines"
@@ -64,19 +63,12 @@ class FlagRules(Part):
     reserved: dict[str, str] = Field(default_factory=dict, description="flags that gpurun sets itself -> why")
 
 
-class Generate(Part):
-    """The one real generation that a server must answer before it counts as ready."""
-
-    path: str
-    body: dict[str, Any]
-
-
 class Ready(Part):
     """When a server is ready: health answers 200, the model list names the model, a generation has answered."""
 
     health: str | None = "/health"
     models: str | None = "/v1/models"
-    generate: Generate | None = None
+    generate: dict[Literal["path", "body"], Any] | None = None
     answer: str | None = Field(default=None, description="JSON key that the generation's answer must have")
 
 
@@ -87,12 +79,6 @@ class Metrics(Part):
     names: dict[str, str] = Field(default_factory=dict, description="our name -> the engine's")
 
 
-class Effective(Part):
-    """Where a running server tells the settings that it really uses."""
-
-    path: str
-
-
 class LoadHints(Part):
     """What a load client should know about this engine."""
 
@@ -101,41 +87,26 @@ class LoadHints(Part):
     tokenize: str | None = Field(default=None, description="path that counts tokens of a text")
 
 
-class PhaseRule(Part):
-    """A log line that matches `pattern` (a regular expression) says that the server has entered `phase`."""
-
-    pattern: str
-    phase: Phase
-
-
 class Engine(Part):
-    """One inference engine."""
+    """One inference engine. `binary` is a program that is used where a host has it, unless the campaign pins a
+    version; `launcher` is a file of the engine role that is copied to `engine.launcher`."""
 
     name: str
     title: str
     docs: str
-    default_version: str | None = Field(
-        default=None, description="what `engine: name` means; null: no version is known"
-    )
+    default_version: str | None = Field(default=None, description="what `engine: name` means; null: none is known")
     install: Install | None = None
-    binary: str | None = Field(
-        None, description="program that is used, where it is on a host's PATH, unless the campaign pins a version"
-    )
-    launcher: str | None = Field(
-        default=None, description="file in the engine role that is copied to `engine.launcher`"
-    )
+    binary: str | None = None
+    launcher: str | None = None
     command: Command = Command()
-    model: Literal["file", "directory", "optional"] = Field(
-        default="directory", description="what `model.path` must be"
-    )
+    model: Literal["file", "directory", "optional"] = Field(default="directory", description="what it serves")
     defaults: dict[str, Any] = Field(default_factory=dict, description="flags unless the campaign says otherwise")
     env: dict[str, str] = Field(default_factory=dict, description="environment unless the campaign says otherwise")
     flags: FlagRules = FlagRules()
     ready: Ready = Ready()
-    effective: Effective | None = None
+    effective: dict[Literal["path"], str] | None = Field(default=None, description="where it tells its real settings")
     metrics: Metrics | None = None
     load: LoadHints = LoadHints()
-    phases: list[PhaseRule] = Field(default_factory=list)
     start_s: float = Field(default=60, description="seconds that a start is assumed to take, until one was measured")
 
 
@@ -165,27 +136,22 @@ def flag_argv(rules: FlagRules, flag: str, value: Any, render: Callable[[str], s
     """
     name = canonical(rules, flag)
     dashed = f"-{flag}" if len(name) == 1 else f"--{name}"
-    if isinstance(value, bool):
-        if name in rules.on_off:
-            return [dashed, rules.on_off[name][0 if value else 1]]
-        if value:
-            return [dashed]
-        if name in rules.negative:
-            return [f"--{rules.negative[name]}"]
-        if rules.false_form == "no":
-            return [f"--no-{name}"]
-        raise ValueError(f"`{flag}` has no negative form that gpurun knows")
-    if not isinstance(value, list):
-        return [dashed, _word(value, render)]
-    words = [_word(item, render) for item in value]
-    form = rules.list_forms.get(name, rules.lists)
-    if form == "after":
-        return [dashed, *words]
+    if isinstance(value, bool) and name in rules.on_off:
+        return [dashed, rules.on_off[name][0 if value else 1]]
+    if value is True:
+        return [dashed]
+    if value is False:
+        negative = rules.negative.get(name) or (f"no-{name}" if rules.false_form == "no" else None)
+        if negative is None:
+            raise ValueError(f"`{flag}` has no negative form that gpurun knows")
+        return [f"--{negative}"]
+    words = [_word(item, render) for item in (value if isinstance(value, list) else [value])]
+    form = rules.list_forms.get(name, rules.lists) if isinstance(value, list) else "after"
+    if form == "comma" and any("," in word for word in words):
+        raise ValueError(f"`{flag}` takes its values with commas between them, so none may hold a comma")
     if form == "repeat":
         return [part for word in words for part in (dashed, word)]
-    if any("," in word for word in words):
-        raise ValueError(f"`{flag}` takes its values with commas between them, so none may hold a comma")
-    return [dashed, ",".join(words)]
+    return [dashed, ",".join(words)] if form == "comma" else [dashed, *words]
 
 
 def flags_argv(rules: FlagRules, flags: Mapping[str, Any], render: Callable[[str], str] = str) -> list[str]:
@@ -197,9 +163,6 @@ def flags_argv(rules: FlagRules, flags: Mapping[str, Any], render: Callable[[str
 
 def _word(value: Any, render: Callable[[str], str]) -> str:
     """One argument: text through its template, numbers as Python writes them, maps as compact JSON."""
-    if isinstance(value, str):
-        return render(value)
     if isinstance(value, dict):
-        filled = map_texts(value, render)
-        return json.dumps(filled, ensure_ascii=False, separators=(",", ":"))
-    return str(value)
+        return json.dumps(map_texts(value, render), ensure_ascii=False, separators=(",", ":"))
+    return render(value) if isinstance(value, str) else str(value)

@@ -30,10 +30,8 @@ class Estimate(BaseModel):
     measured: bool
 
 
-def estimate(
-    planned: Sequence[Mapping[str, Any]], start_guess_s: Mapping[str, float], measured: Iterable[Sample] = ()
-) -> Estimate:
-    """The time that `planned` samples (as in plan.json) take.
+def estimate(planned: Sequence[Any], start_guess_s: Mapping[str, float], measured: Iterable[Sample] = ()) -> Estimate:
+    """The time that the samples of a plan take.
 
     `start_guess_s` is the assumed start of each variant's server. Medians of `measured` samples replace assumptions:
     a case's load by that case's, a variant's start by that variant's.
@@ -45,26 +43,21 @@ def estimate(
             loads[sample.case].append(sample.timing.load_s)
         if sample.timing.server_start_s is not None:
             starts[sample.variant].append(sample.timing.server_start_s)
-    known_before = bool(loads)
     start_s = load_s = 0.0
     hosts: dict[str, float] = defaultdict(float)
     for item in planned:
-        own = statistics.median(loads[item["case"]]) if loads[item["case"]] else assumed_load_s(item["load"]["spec"])
-        own = min(own, float(item["load"]["timeout_s"]))
-        load_s += own
-        hosts[item["host"]] += own + ASSUMED_STEP_S
-        if item["start"]:
-            known = starts[item["variant"]]
-            begin = statistics.median(known) if known else start_guess_s[item["variant"]]
-            start_s += begin
-            hosts[item["host"]] += begin + ASSUMED_STOP_S
+        own = loads.get(item.case) or [assumed_load_s(item.load["spec"])]
+        load = min(statistics.median(own), item.load["timeout_s"])
+        begin = statistics.median(starts.get(item.variant) or [start_guess_s[item.variant]]) if item.start else 0.0
+        load_s, start_s = load_s + load, start_s + begin
+        hosts[item.host] += load + ASSUMED_STEP_S + begin + (ASSUMED_STOP_S if item.start else 0.0)
     return Estimate(
         total_s=round(max(hosts.values(), default=0.0), 1),
         start_s=round(start_s, 1),
         load_s=round(load_s, 1),
         samples=len(planned),
-        starts=sum(1 for item in planned if item["start"]),
-        measured=known_before,
+        starts=sum(item.start for item in planned),
+        measured=bool(loads),
     )
 
 
@@ -72,9 +65,7 @@ def assumed_load_s(spec: Mapping[str, Any]) -> float:
     """Seconds of one load, warm-up included, if one stream generates at the assumed rate."""
     data, load = spec["data"], spec["load"]
     one_s = data["output_tokens"] / ASSUMED_STREAM_TOK_PER_S + data.get("prompt_tokens", 0) / ASSUMED_PROMPT_TOK_PER_S
+    limit_s, requests, warmup = spec["duration_s"] or float("inf"), spec["requests"] or 10**9, spec["warmup"]
     if "request_rate" in load:
-        count_s = (spec["requests"] or float("inf")) / load["request_rate"]
-        return float(min(count_s, spec["duration_s"] or float("inf")) + one_s + spec["warmup"] / load["request_rate"])
-    at_once = load["concurrency"]
-    count_s = -(-(spec["requests"] or 10**9) // at_once) * one_s
-    return float(min(count_s, spec["duration_s"] or float("inf")) + -(-spec["warmup"] // at_once) * one_s)
+        return float(min(requests / load["request_rate"], limit_s) + one_s + warmup / load["request_rate"])
+    return float(min(-(-requests // load["concurrency"]) * one_s, limit_s) - (-warmup // load["concurrency"]) * one_s)

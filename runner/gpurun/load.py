@@ -7,79 +7,49 @@ keys), that is a problem with a position. Anchors and aliases work, but cannot b
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpurun.errors import ConfigError, Mark, Problem
+from gpurun.tree import KeyPath, Node
 
-KeyPath = tuple[str | int, ...]
-
+PORT_TOKEN = "@GPURUN_PORT@"  # noqa: S105 (the place of the port in argv and env, filled in on the host)
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000  # after aliases are followed
 MAX_DEPTH = 64
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+][0-9]+)?|[-+]?(0|[1-9][0-9]*)\.([eE][-+][0-9]+)?")
-_AMBIGUOUS = re.compile(
-    r"(?P<word>yes|no|on|off)"
-    r"|(?P<octal>[-+]?0o?[0-9_]+)"
-    r"|(?P<sexagesimal>[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)"
-    r"|(?P<base>[-+]?0[xb][0-9a-f_]+)"
-    r"|(?P<underscore>[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?)"
-    r"|(?P<special>[-+]?\.(inf|nan))",
-    re.IGNORECASE,
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_TRAPS = (
+    (r"yes|no|on|off", "is true or false to some YAML parsers and text to others"),
+    (r"[-+]?0o?[0-9_]+", "is an octal number to some YAML parsers and a decimal one to others"),
+    (r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?", "is a number of seconds to some YAML parsers and text to others"),
+    (r"[-+]?(0[xb][\da-f_]+|\d[\d_]*_[\d_]*(\.[\d_]*)?)", "is a number to some YAML parsers and text to others"),
+    (r"[-+]?\.(inf|nan)", "is not a number that gpurun can use"),
 )
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")}
-_WHY = {
-    "word": "is true or false to some YAML parsers and text to others",
-    "octal": "is an octal number to some YAML parsers and a decimal one to others",
-    "sexagesimal": "is a number of seconds to some YAML parsers and text to others",
-    "base": "is a number to some YAML parsers and text to others",
-    "underscore": "is a number to some YAML parsers and text to others",
-    "special": "is not a number that gpurun can use",
-}
+_PLAIN_TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML file as plain Python data, and where each part of it stands.
-
-    `problems` are complaints that did not keep the file from being read; who uses the data raises them together with
-    its own.
-    """
+    """A YAML file. `problems` are complaints that did not keep it from being read: who uses it raises them together
+    with its own."""
 
     name: str
-    data: dict[str, Any]
+    root: Node
     text: str = ""
-    lines: tuple[str, ...] = ()
-    keys: dict[KeyPath, Mark] = field(default_factory=dict)
-    values: dict[KeyPath, Mark] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
-    def mark(self, path: Sequence[str | int], key: bool = False) -> Mark:
-        """Where the value at `path` is, or with `key` its key; else the nearest part above it that exists."""
-        here = tuple(path)
-        first, second = (self.keys, self.values) if key else (self.values, self.keys)
-        while here:
-            found = first.get(here) or second.get(here)
-            if found is not None:
-                return found
-            here, first, second = here[:-1], self.keys, self.values
-        return Mark(self.name, 1, 1, 1, self.lines[0] if self.lines else "")
-
-    def has(self, path: Sequence[str | int]) -> bool:
-        """Whether the file itself says something at `path`."""
-        return tuple(path) in self.values
-
-    def source(self, path: Sequence[str | int]) -> str:
-        """The value at `path` as it is written, where that is on one line."""
-        mark = self.values.get(tuple(path))
-        return "" if mark is None else mark.text[mark.column - 1 : mark.column - 1 + mark.length]
+    @property
+    def data(self) -> Any:
+        """What it says, as plain data."""
+        return self.root.plain
 
 
 def load_file(path: Path | str) -> Document:
@@ -87,9 +57,8 @@ def load_file(path: Path | str) -> Document:
     try:
         raw = Path(path).read_bytes()
     except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file `{path}`", hint="check the path; it is relative to where you are"
-        ) from None
+        hint = "check the path; it is relative to where you are"
+        raise ConfigError(f"there is no file `{path}`", hint=hint) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read `{path}`: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > MAX_BYTES:
@@ -107,154 +76,131 @@ def load_file(path: Path | str) -> Document:
 def load_text(text: str, name: str) -> Document:
     """The same for text that has been read already; `name` stands for the file in complaints."""
     reader = _Reader(name, text)
-    data, keys, values = reader.read()
-    return Document(name, data, text, reader.lines, keys, values, tuple(reader.problems))
+    node = reader.compose()
+    if node is None:
+        problem = Problem("the file is empty", reader.mark(0, 0), hint="a campaign begins with `version: 1`")
+        raise ConfigError([problem])
+    if not isinstance(node, yaml.MappingNode):
+        found = "a list" if isinstance(node, yaml.SequenceNode) else "one value"
+        raise ConfigError([Problem(f"the file must be a mapping of keys to values, not {found}", reader.mark_of(node))])
+    root = Node(reader.read(node, ()).value, reader.mark(0, 0))
+    return Document(name, root, text, tuple(reader.problems))
 
 
-def load_value(text: str, name: str) -> Document:
-    """One value of any kind, such as that of `--set key=value`: it is `data["value"]`, its position `("value",)`."""
-    reader = _Reader(name, text)
-    data, keys, values = reader.read(root="value")
-    return Document(name, data, text, reader.lines, keys, values, tuple(reader.problems))
+def load_value(text: str, name: str, before: str = "", path: KeyPath = ()) -> Document:
+    """One value of any kind, such as that of an option: `before` is what stands before it in that line."""
+    reader = _Reader(name, text, before)
+    node = reader.compose()
+    root = Node(None, reader.mark(0, 0), path) if node is None else reader.read(node, path)
+    return Document(name, root, text, tuple(reader.problems))
 
 
 class _Reader:
-    """Turns YAML's node tree into data and positions."""
+    """Turns YAML's own nodes into ours."""
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self.text = text
-        self.lines = tuple(line.rstrip("\r").replace("\t", " ") for line in text.split("\n"))
+    def __init__(self, name: str, text: str, before: str = "") -> None:
+        self.name, self.text, self.shift = name, text, len(before)
+        self.lines = [line.rstrip("\r").replace("\t", " ") for line in (before + text).split("\n")]
         self.problems: list[Problem] = []
-        self.keys: dict[KeyPath, Mark] = {}
-        self.values: dict[KeyPath, Mark] = {}
         self.nodes = 0
 
-    def read(self, root: str | None = None) -> tuple[dict[str, Any], dict[KeyPath, Mark], dict[KeyPath, Mark]]:
+    def compose(self) -> yaml.Node | None:
         try:
-            node = yaml.compose(self.text, Loader=yaml.SafeLoader)
+            node: yaml.Node | None = yaml.compose(self.text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
-            raise ConfigError([self._syntax(error)]) from None
+            problem = self.syntax(error)
         except yaml.reader.ReaderError as error:
-            place = self._place(self.text[: error.position])
+            before = self.text[: error.position]
+            mark = self.mark(before.count("\n"), len(before) - before.rfind("\n") - 1)
             code = error.character if isinstance(error.character, int) else ord(error.character)
-            message, hint = f"the character U+{code:04X} is not allowed in YAML", r'"\u0007" works, in double quotes'
-            raise ConfigError([Problem(message, place, hint=hint)]) from None
+            hint = r'"\u0007" works, in double quotes'
+            problem = Problem(f"the character U+{code:04X} is not allowed in YAML", mark, hint=hint)
         except RecursionError:
-            raise ConfigError([Problem("the file is nested too deeply", Mark(self.name, 1, 1))]) from None
-        if root is not None:
-            value = None if node is None else self._value(node, (root,))
-            return {root: value}, self.keys, self.values
-        if node is None:
-            raise ConfigError(
-                [Problem("the file is empty", self._place(""), hint="a campaign begins with `version: 1`")]
-            )
-        if not isinstance(node, yaml.MappingNode):
-            found = "a list" if isinstance(node, yaml.SequenceNode) else "one value"
-            raise ConfigError([Problem(f"the file must be a mapping of keys to values, not {found}", self._at(node))])
-        data: dict[str, Any] = self._value(node, ())
-        return data, self.keys, self.values
+            problem = Problem("the file is nested too deeply", self.mark(0, 0))
+        else:
+            return node
+        raise ConfigError([problem]) from None
 
-    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+    def read(self, node: yaml.Node, path: KeyPath, key: Mark | None = None) -> Node:
         self.nodes += 1
         if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
             what = f"more than {MAX_NODES} values" if self.nodes > MAX_NODES else f"more than {MAX_DEPTH} levels"
-            problem = Problem(f"{what}, once aliases are followed", self._at(node), hint="write it without aliases")
-            raise ConfigError([*self.problems, problem])
-        self.values[path] = self._at(node)
-        if isinstance(node, yaml.MappingNode):
-            self._check_tag(node, "tag:yaml.org,2002:map")
-            return self._mapping(node, path)
+            self.complain(f"{what}, once aliases are followed", node, "write it without aliases")
+            raise ConfigError(self.problems)
+        if isinstance(node, yaml.ScalarNode):
+            return Node(self.scalar(node), self.mark_of(node), path, key)
+        if not node.tag.endswith((":map", ":seq")):
+            self.complain(f"the tag `{node.tag}` is not supported", node, "leave the tag out")
         if isinstance(node, yaml.SequenceNode):
-            self._check_tag(node, "tag:yaml.org,2002:seq")
-            return [self._value(item, (*path, number)) for number, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)  # composing leaves no other kind
-        return self._scalar(node)
+            items = [self.read(item, (*path, number)) for number, item in enumerate(node.value)]
+            return Node(items, self.mark_of(node), path, key)
+        return Node(self.mapping(node, path), self.mark_of(node), path, key)
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        data: dict[str, Any] = {}
+    def mapping(self, node: yaml.Node, path: KeyPath) -> dict[str, Node]:
+        found: dict[str, Node] = {}
         for key_node, value_node in node.value:
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = self.scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                self._complain("a key must be text", key_node, hint="put it in quotes")
-                continue
-            if key == "<<" and key_node.style is None:
+                self.complain("a key must be text", key_node, "put it in quotes")
+            elif key == "<<" and key_node.style is None:
                 hint = "baseline and variants already merge with `server`; write the rest out"
-                self._complain("merge keys (`<<`) are not supported", key_node, hint=hint)
-                continue
-            here = (*path, key)
-            if key in data:
-                first = self.keys[here].line
-                self._complain(f"duplicate key `{key}`", key_node, hint=f"it is first given in line {first}")
-                continue
-            self.keys[here] = self._at(key_node)
-            data[key] = self._value(value_node, here)
-        return data
+                self.complain("merge keys (`<<`) are not supported", key_node, hint)
+            elif key in found:
+                first = found[key].key
+                self.complain(f"duplicate key `{key}`", key_node, f"it is first given in line {first and first.line}")
+            else:
+                found[key] = self.read(value_node, (*path, key), self.mark_of(key_node))
+        return found
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
+    def scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
         if max(text, default="") >= "\ud800" and node.style == '"':  # JSON writes some characters as two halves
-            text = node.value = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         if any("\ud800" <= char <= "\udfff" or char == "\0" for char in text):
-            self._complain("text with a NUL or half a surrogate pair cannot be given to a program", node)
+            self.complain("text with a NUL or half a surrogate pair cannot be given to a program", node)
             return ""
-        if node.tag not in _TAGS or (node.style is not None and not node.tag.endswith(":str")):
-            self._complain(f"the tag `{node.tag}` is not supported", node, hint="leave the tag out")
+        if PORT_TOKEN in text:
+            self.complain(f"the text `{PORT_TOKEN}` has a meaning of its own to gpurun", node, "write `{{ port }}`")
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag not in _PLAIN_TAGS or (node.style is not None and tag != "str"):
+            self.complain(f"the tag `{node.tag}` is not supported", node, "leave the tag out")
             return text
-        if node.style is not None or node.tag == "tag:yaml.org,2002:str":
-            return self._plain_text(node)
-        if text in ("", "~", "null", "Null", "NULL"):
-            return None
-        if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
-            return text.lower() == "true"
-        if _INT.fullmatch(text):
-            return int(text) if len(text) < 100 else text
-        if _FLOAT.fullmatch(text):
-            return float(text)
-        return self._plain_text(node)
-
-    def _plain_text(self, node: yaml.ScalarNode) -> str:
-        """Text, unless it is unquoted and some parser would read it as something else."""
-        text: str = node.value
-        ambiguous = _AMBIGUOUS.fullmatch(text) if node.style is None else None
-        if ambiguous is not None:
-            why = _WHY[str(ambiguous.lastgroup)]
-            true = text.lower() in ("yes", "on")
-            other = f", or {str(true).lower()}" if ambiguous["word"] else ""
-            self._complain(f"`{text}` {why}", node, hint=f'write "{text}" in quotes{other}')
+        if node.style is not None:
+            return text
+        if tag != "str":
+            if text in (text.lower(), text.upper(), text.title()) and text.lower() in _WORDS:
+                return _WORDS[text.lower()]
+            if _INT.fullmatch(text) and len(text) < 100:
+                return int(text)
+            if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
+                return float(text)
+        for pattern, why in _TRAPS:
+            if re.fullmatch(pattern, text, re.IGNORECASE):
+                other = {"yes": ", or true", "on": ", or true", "no": ", or false", "off": ", or false"}
+                self.complain(f"`{text}` {why}", node, f'write "{text}" in quotes{other.get(text.lower(), "")}')
+                break
         return text
 
-    def _check_tag(self, node: yaml.Node, plain: str) -> None:
-        if node.tag != plain:
-            self._complain(f"the tag `{node.tag}` is not supported", node, hint="leave the tag out")
+    def complain(self, message: str, node: yaml.Node, hint: str | None = None) -> None:
+        self.problems.append(Problem(message, self.mark_of(node), hint=hint))
 
-    def _complain(self, message: str, node: yaml.Node, hint: str | None = None) -> None:
-        self.problems.append(Problem(message, self._at(node), hint=hint))
-
-    def _at(self, node: yaml.Node) -> Mark:
+    def mark_of(self, node: yaml.Node) -> Mark:
         start, end = node.start_mark, node.end_mark
-        text = self._line(start.line)
-        length = (end.column if end.line == start.line else len(text.rstrip())) - start.column
-        return Mark(self.name, start.line + 1, start.column + 1, max(1, length), text)
+        mark = self.mark(start.line, start.column)
+        last = end.column if end.line == start.line else len(mark.text.rstrip())
+        return Mark(mark.file, mark.line, mark.column, max(1, last - start.column), mark.text)
 
-    def _place(self, before: str) -> Mark:
-        """The position after the text `before`."""
-        line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-        return Mark(self.name, line + 1, column + 1, 1, self._line(line))
+    def mark(self, line: int, column: int) -> Mark:
+        text = self.lines[line] if line < len(self.lines) else ""
+        return Mark(self.name, line + 1, column + 1 + (self.shift if line == 0 else 0), 1, text)
 
-    def _line(self, number: int) -> str:
-        return self.lines[number] if number < len(self.lines) else ""
-
-    def _syntax(self, error: yaml.MarkedYAMLError) -> Problem:
-        what, mark = error.problem or "it cannot be read", error.problem_mark or error.context_mark
-        place = self._place("")
-        if mark is not None:
-            place = replace(place, line=mark.line + 1, column=mark.column + 1, text=self._line(mark.line))
-        hint = None
+    def syntax(self, error: yaml.MarkedYAMLError) -> Problem:
+        what, at = error.problem or "it cannot be read", error.problem_mark or error.context_mark
+        line, hint = at.line if at else 0, None
         if "'\\t'" in what:
             what, hint = "a tab is used to indent", "YAML is indented with spaces"
         elif "undefined alias" in what:
             what = what.replace("found undefined alias", "there is no anchor for the alias")
-        elif error.context and error.context_mark and error.context_mark.line != (mark.line if mark else -1):
+        elif error.context and error.context_mark and error.context_mark.line != line:
             hint = f"{error.context} that begins in line {error.context_mark.line + 1}"
-        return Problem(f"broken YAML: {what}", place, hint=hint)
+        return Problem(f"broken YAML: {what}", self.mark(line, at.column if at else 0), hint=hint)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from gpurun.complaints import dotted, fields_at, nearest, translate
-from gpurun.config import Benchmark, Campaign, Server
-from gpurun.errors import Problem
-from gpurun.load import Document, KeyPath
-from gpurun.overrides import assign, split_path
-from gpurun.resolve import Layers
-
-Complain = Callable[..., None]
-"""Takes a problem and the paths that it is about."""
+from gpurun.complaints import Complaints, dotted, nearest
+from gpurun.config import Benchmark, Server, keys_at
+from gpurun.overrides import split_path
+from gpurun.resolve import BASELINE, layers
+from gpurun.tree import KeyPath, Node, node_of
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Axis:
-    """One dimension: `name` as it stands in the file, the keys it addresses, its values."""
+    """One dimension: `name` as it stands in the file, the keys it addresses, its values where they stand."""
 
     name: str
     path: KeyPath
-    values: tuple[Any, ...]
+    node: Node
 
     @property
-    def place(self) -> KeyPath:
-        return ("matrix", "axes", self.name)
+    def values(self) -> list[Node]:
+        values: list[Node] = self.node.value
+        return values
 
     @property
-    def of_server(self) -> bool:
-        return self.path[0] == "server"
+    def benchmark(self) -> str | None:
+        """The benchmark that it varies; None where it varies the server."""
+        return None if self.path[0] == "server" else str(self.path[1])
 
 
 Point = tuple[tuple[Axis, int], ...]
@@ -47,117 +42,90 @@ def points(axes: Sequence[Axis]) -> Iterator[Point]:
     return itertools.product(*([(axis, number) for number in range(len(axis.values))] for axis in axes))
 
 
-def values_at(point: Point) -> dict[str, Any]:
-    """Axis name -> its value at a point."""
-    return {axis.name: axis.values[number] for axis, number in point}
-
-
-def benchmark_at(document: Document, name: str, point: Point) -> Benchmark:
-    """A benchmark with the values of a point put into it. ValidationError where they do not fit."""
-    data: dict[str, Any] = deepcopy(document.data["benchmarks"][name])
-    for axis, number in point:
-        assign(data, axis.path[2:], axis.values[number])
-    return Benchmark.model_validate(data)
-
-
 def same(a: Any, b: Any) -> bool:
     """Equal as YAML has it: true is not 1."""
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
-def read_axes(campaign: Campaign, complain: Complain) -> list[Axis]:
+def benchmark_at(root: Node, name: str, point: Point, complaints: Complaints) -> Benchmark | None:
+    """A benchmark with the values of a point put into it; None, with complaints, where they do not go together."""
+    node = root.items("benchmarks")[name]
+    for axis, number in point:
+        node = node.put(axis.path[2:], axis.values[number], take_over=True)
+    return complaints.read(Benchmark, node, ("benchmarks", name))
+
+
+def read_axes(root: Node, complaints: Complaints) -> list[Axis]:
     """The axes that address something and whose values fit there; the others are complained about."""
-    document = campaign.document
-    data = [{"server": part} for part in Layers(document).servers()] + [document.data]
+    data = [root, *(node_of({}, root.place).put(("server",), layer) for layer in layers(root))]
     found: list[Axis] = []
-    for name, values in campaign.matrix.axes.items():
-        axis = Axis(name, split_path(name, Campaign, *data), tuple(values))
-        problem = _unaddressed(axis, campaign, data)
+    for name, node in root.items("matrix", "axes").items():
+        axis = Axis(name, split_path(name, *data), node)
         other = next((a for a in found if a.path[: len(axis.path)] == axis.path[: len(a.path)]), None)
-        if problem is None and other is not None:
-            message = f"axis `{name}` addresses the same as axis `{other.name}`"
-            problem = Problem(message, document.mark(axis.place, key=True))
-        if problem is not None:
-            complain(problem, axis.place, axis.path)
-        elif _fit(axis, document, complain):
+        wrong = _unaddressed(axis, root, data)
+        if wrong is None and other is not None:
+            wrong = {"message": f"axis `{name}` addresses the same as axis `{other.name}`"}
+        if wrong is not None:
+            complaints.add(node=node, key=True, **wrong)
+        elif _fits(axis, root, complaints):
             found.append(axis)
     return found
 
 
-def _unaddressed(axis: Axis, campaign: Campaign, data: Sequence[Any]) -> Problem | None:
-    mark = campaign.document.mark(axis.place, key=True)
+def _unaddressed(axis: Axis, root: Node, data: Sequence[Node]) -> dict[str, Any] | None:
+    """What to complain about an axis that varies nothing."""
     start = f"axis `{axis.name}` addresses nothing: "
-    first, names = str(axis.path[0]), tuple(campaign.benchmarks)
+    first, names = str(axis.path[0]), tuple(root.items("benchmarks"))
     if first not in ("server", "benchmarks"):
-        near = f"benchmarks.{axis.name}" if first.split(".")[0] in names else nearest(first, ("server", "benchmarks"))
-        return Problem(f"{start}an axis varies the server or a benchmark", mark, ("server", "benchmarks"), near)
-    if len(axis.path) < (2 if axis.of_server else 3):
-        return Problem(f"{start}it names a whole `{first}`", mark, hint="name one key inside it")
-    if not axis.of_server and axis.path[1] not in names:
-        given = str(axis.path[1])
-        return Problem(f"{start}there is no benchmark `{given}`", mark, names, nearest(given, names))
+        both = ("server", "benchmarks")
+        near = f"benchmarks.{axis.name}" if first.split(".")[0] in names else nearest(first, both)
+        return {"message": f"{start}an axis varies the server or a benchmark", "allowed": both, "near": near}
+    if len(axis.path) < (2 if first == "server" else 3):
+        return {"message": f"{start}it names a whole `{first}`", "hint": "name one key inside it"}
+    if axis.benchmark is not None and axis.benchmark not in names:
+        return {"message": f"{start}there is no benchmark `{axis.benchmark}`", "allowed": names, "word": axis.benchmark}
     for depth in range(1, len(axis.path)):
         above, key = axis.path[:depth], str(axis.path[depth])
-        model = fields_at(Campaign, above)
-        if model is not None and key not in model.model_fields:
-            allowed = tuple(model.model_fields)
-            return Problem(f"{start}no key `{key}` in `{dotted(above)}`", mark, allowed, nearest(key, allowed))
-        if any(not isinstance(_at(layer, above), (Mapping, type(None))) for layer in data):
-            return Problem(f"{start}`{dotted(above)}` is not a mapping", mark)
+        known = keys_at(above)
+        if known is not None and key not in known:
+            return {"message": f"{start}no key `{key}` in `{dotted(above)}`", "allowed": tuple(known), "word": key}
+        if any(not isinstance(node.value, (dict, type(None))) for layer in data if (node := layer.at(*above))):
+            return {"message": f"{start}`{dotted(above)}` is not a mapping"}
     return None
 
 
-def _fit(axis: Axis, document: Document, complain: Complain) -> bool:
-    """Whether each value fits where the axis puts it; complaints point at the value."""
-    good = True
-    start = 1 if axis.of_server else 2
-    root: type[BaseModel] = Server if axis.of_server else Benchmark
+def _fits(axis: Axis, root: Node, complaints: Complaints) -> bool:
+    """Whether each value fits where the axis puts it, and is there once."""
+    before = len(complaints.problems)
     for number, value in enumerate(axis.values):
-        place: KeyPath = (*axis.place, number)
-        data: dict[str, Any] = {} if axis.of_server else deepcopy(document.data["benchmarks"][axis.path[1]])
-        assign(data, axis.path[start:], value)
-        try:
-            root.model_validate(data)
-        except ValidationError as error:
-            good = False
-            for path, problem in translate(error, root, document):
-                inside = path[len(axis.path) - start :] if path[: len(axis.path) - start] == axis.path[start:] else ()
-                complain(replace(problem, mark=document.mark((*place, *inside))), place)
-        if any(same(value, earlier) for earlier in axis.values[:number]):
-            good = False
-            complain(Problem(f"axis `{axis.name}` has this value twice", document.mark(place)), place)
-    return good
+        if axis.benchmark is None:
+            server = node_of({}, value.place).put(axis.path[1:], value, take_over=True)
+            complaints.read(Server, server, ("server",))
+        else:
+            benchmark_at(root, axis.benchmark, ((axis, number),), complaints)
+        if any(same(value.plain, earlier.plain) for earlier in axis.values[:number]):
+            complaints.add(f"axis `{axis.name}` has this value twice", value)
+    return len(complaints.problems) == before
 
 
-def check_exclude(campaign: Campaign, axes: Sequence[Axis], complain: Complain) -> list[tuple[KeyPath, dict[str, Any]]]:
-    """The points to leave out that can exist, with their places; the others are complained about."""
-    document, found = campaign.document, []
-    allowed: dict[str, Sequence[Any]] = {
-        "variant": ["baseline", *campaign.variants],
-        "benchmark": list(campaign.benchmarks),
-        **{axis.name: axis.values for axis in axes},
+def read_exclude(root: Node, axes: Sequence[Axis], complaints: Complaints) -> list[Node]:
+    """The points to leave out that can exist; the others are complained about."""
+    exclude = root.at("matrix", "exclude")
+    allowed: dict[str, list[Any]] = {
+        "variant": [BASELINE, *root.items("variants")],
+        "benchmark": list(root.items("benchmarks")),
+        **{axis.name: [value.plain for value in axis.values] for axis in axes},
     }
-    for number, point in enumerate(campaign.matrix.exclude):
-        place: KeyPath = ("matrix", "exclude", number)
-        good = bool(point)
-        for key, value in point.items():
-            if key not in allowed:
-                mark, names = document.mark((*place, key), key=True), tuple(allowed)
-                problem = Problem(f"`exclude` cannot name `{key}`", mark, names, nearest(key, names))
-            elif not any(same(value, known) for known in allowed[key]):
-                shown = tuple(str(known) for known in allowed[key])
-                mark = document.mark((*place, key))
-                problem = Problem(f"`{key}` is never {value!r}", mark, shown, nearest(str(value), shown))
-            else:
-                continue
-            good = False
-            complain(problem, (*place, key), ("matrix", "axes", key))
-        if good:
-            found.append((place, point))
+    found = []
+    for point in exclude.value if exclude else []:
+        before = len(complaints.problems)
+        for key, value in point.items().items():
+            if key not in allowed and not complaints.about(("matrix", "axes", key)):
+                message = f"`exclude` cannot name `{key}`"
+                complaints.add(message, point, (key,), key=True, allowed=tuple(allowed), word=key)
+            elif key in allowed and not any(same(value.plain, known) for known in allowed[key]):
+                shown, word = tuple(str(known) for known in allowed[key]), str(value.plain)
+                complaints.add(f"`{key}` is never {value.plain!r}", value, allowed=shown, word=word)
+        if point.items() and len(complaints.problems) == before:
+            found.append(point)
     return found
-
-
-def _at(data: Any, path: KeyPath) -> Any:
-    for part in path:
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data

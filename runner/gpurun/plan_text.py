@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import yaml
 
-from gpurun import estimate as assumed
-from gpurun.cases import BASELINE
 from gpurun.config import Server
-from gpurun.fields import PORT_TOKEN
+from gpurun.estimate import ASSUMED_STREAM_TOK_PER_S
+from gpurun.load import PORT_TOKEN
 from gpurun.plan import Plan, PlannedSample
+from gpurun.resolve import BASELINE
+from gpurun.tree import digest
+
+_TEMPLATE = Path(__file__).resolve().parent / "data" / "plan.txt.j2"
 
 
 def render_plan(plan: Plan) -> str:
     """Settings, differences, exact commands, order, number of starts and time, without a trailing newline."""
-    commands: dict[str, list[str]] = {}
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)  # noqa: S701
+    environment.filters |= {"span": span, "quoted": _quoted, "shell": shlex.quote}
+    settings = {case["variant"]: case["settings"]["server"] for case in reversed(plan.cases)}
+    baseline = {key: settings[BASELINE][key] for key in Server.model_fields if key in settings[BASELINE]}
+    expects = {case["variant"]: case["expect"] for case in plan.cases}
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        plan=plan,
+        count=_count,
+        assumed_tok_per_s=ASSUMED_STREAM_TOK_PER_S,
+        baseline=yaml.safe_dump(
+            baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+        ).rstrip(),
+        changes={name: list(_changes(baseline, settings[name])) for name in expects if name != BASELINE},
+        expects=expects,
+        commands=_commands(plan),
+        server_point=lambda s: [f"{name} = {_yaml(v)}" for name, v in s.axes.items() if name.startswith("server.")],
+        order=lambda host, number: [
+            f"{'+ ' if sample.start else ''}{sample.variant} {sample.label}"
+            for sample in plan.samples
+            if (sample.host, sample.round) == (host, number)
+        ],
+    ).rstrip("\n")
+
+
+def _commands(plan: Plan) -> Iterable[tuple[list[str], list[list[PlannedSample]]]]:
+    """Hosts with the same commands, and those: the samples of the first round by server, in the order of the file."""
+    place = {case["case"]: number for number, case in enumerate(plan.cases)}
+    found: dict[str, tuple[list[str], list[list[PlannedSample]]]] = {}
     for host in plan.hosts:
-        commands.setdefault(_commands(plan, host), []).append(host)
-    parts = [_head(plan), _settings(plan)]
-    parts += [f"commands on {', '.join(hosts)}\n{text}" for text, hosts in commands.items()]
-    parts += [_order(plan), _total(plan)]
-    return "\n\n".join(part for part in parts if part)
+        first = sorted((s for s in plan.samples if (s.host, s.round) == (host, 1)), key=lambda s: place[s.case])
+        servers = [list(group) for _, group in itertools.groupby(first, key=lambda s: s.server["job"])]
+        found.setdefault(digest([[s.server, s.load] for s in first]), ([], servers))[0].append(host)
+    return found.values()
 
 
 def span(seconds: float) -> str:
@@ -36,126 +69,24 @@ def span(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
-def _head(plan: Plan) -> str:
-    variants = len({case.variant for case in plan.cases} - {BASELINE})
-    lines = [
-        f"campaign {plan.campaign}: baseline and {_count(variants, 'variant')}, {_count(len(plan.cases), 'case')}, "
-        f"{_count(plan.rounds, 'round')}, on {', '.join(plan.hosts) or 'no host'}",
-        f"judged by {plan.compare['primary']}; engines: "
-        + ", ".join(f"{name} {version}" for name, version in plan.engines.items()),
-    ]
-    if plan.secrets:
-        lines.append(f"secrets, from the environment: {', '.join(plan.secrets)}")
-    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
-
-
-def _settings(plan: Plan) -> str:
-    """The baseline's merged settings, then what each variant changes, at the first point of the matrix."""
-    first: dict[str, Mapping[str, Any]] = {}
-    for case in plan.cases:
-        server = case.settings["server"]
-        first.setdefault(case.variant, {key: server[key] for key in Server.model_fields if key in server})
-    if BASELINE not in first:
-        return ""
-    text = yaml.safe_dump(
-        dict(first[BASELINE]), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
-    )
-    blocks = ["baseline\n" + "\n".join(f"  {line}" for line in text.rstrip().split("\n"))]
-    expects = {case.variant: case.expect for case in plan.cases}
-    for variant, server in first.items():
-        if variant == BASELINE:
-            continue
-        title = variant if expects[variant] is None else f"{variant} (expected to fail: {expects[variant]})"
-        changes = list(_changes(first[BASELINE], server))
-        blocks.append("\n".join([title, *(f"  {change}" for change in changes)]))
-    return "\n\n".join(blocks)
-
-
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    for key in [*old, *(key for key in new if key not in old)]:
-        name = f"{path}{key}"
-        if key in old and key in new and isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
-            yield from _changes(old[key], new[key], f"{name}.")
-        elif key not in new:
-            yield f"{name}: {_plain(old[key])} -> removed"
+    for key in dict.fromkeys((*old, *new)):
+        name, before, after = f"{path}{key}", old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _changes(before, after, f"{name}.")
         elif key not in old:
-            yield f"{name}: {_plain(new[key])} (new)"
-        elif old[key] != new[key]:
-            yield f"{name}: {_plain(old[key])} -> {_plain(new[key])}"
+            yield f"{name}: {_yaml(after)} (new)"
+        elif before != after:
+            yield f"{name}: {_yaml(before)} -> {_yaml(after) if key in new else 'removed'}"
 
 
-def _plain(value: Any) -> str:
+def _yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _commands(plan: Plan, host: str) -> str:
-    """Every server with its loads, as started in the first round, in the order of the file."""
-    samples = [sample for sample in plan.samples if sample.host == host and sample.round == 1]
-    known = {case.case: number for number, case in enumerate(plan.cases)}
-    samples.sort(key=lambda sample: known[sample.case])
-    lines: list[str] = []
-    seen: set[str] = set()
-    for sample in samples:
-        if sample.server.job not in seen:
-            seen.add(sample.server.job)
-            lines += ["", f"  server {sample.variant}{_server_point(sample)}", *_command(sample)]
-        lines += [f"    load {sample.label}: {_load(sample.load.spec)}", f"      {_quoted(sample.load.argv, sample)}"]
-    return "\n".join(lines)
-
-
-def _load(spec: Mapping[str, Any]) -> str:
-    how = spec["load"]
-    pace = f"{how['concurrency']} at once" if "concurrency" in how else f"{how['request_rate']:g} a second"
-    ends = [_count(spec["requests"], "request")] if spec["requests"] else []
-    ends += [span(spec["duration_s"])] if spec["duration_s"] else []
-    data = spec["data"]
-    prompt = f"{data['prompt_tokens']} tokens in" if "prompt_tokens" in data else data["path"]
-    warmup = f", {spec['warmup']} before to warm up" if spec["warmup"] else ""
-    return f"{pace}, {' or '.join(ends)}{warmup}; {prompt}, {data['output_tokens']} out"
-
-
-def _server_point(sample: PlannedSample) -> str:
-    point = [f"{name} = {_plain(value)}" for name, value in sample.axes.items() if name.startswith("server.")]
-    return f" at {', '.join(point)}" if point else ""
-
-
-def _command(sample: PlannedSample) -> list[str]:
-    server = sample.server
-    env = [f"    {name}={shlex.quote(value)}" for name, value in server.env.items()]
-    secrets = [f"    {name}=(secret)" for name in server.secrets]
-    return [*env, *secrets, f"    {_quoted(server.argv, sample)}"]
-
-
-def _quoted(argv: list[str], sample: PlannedSample) -> str:
-    port = "PORT" if sample.server.port is None else str(sample.server.port)
-    return shlex.join(argv).replace(PORT_TOKEN, port)
-
-
-def _order(plan: Plan) -> str:
-    lines = [f"order ({plan.order}{f', seed {plan.seed}' if plan.order == 'random' else ''})"]
-    for host in plan.hosts:
-        for number in range(1, plan.rounds + 1):
-            names = []
-            for sample in plan.samples:
-                if sample.host == host and sample.round == number:
-                    names.append(f"{'+ ' if sample.start else ''}{sample.variant} {sample.label}")
-            prefix = f"{host} " if len(plan.hosts) > 1 else ""
-            lines.append(f"  {prefix}round {number}: {', '.join(names)}")
-    return "\n".join([*lines, "  + starts a server"])
-
-
-def _total(plan: Plan) -> str:
-    guess = plan.estimate
-    basis = (
-        "from what was measured before"
-        if guess.measured
-        else (f"assumed: {assumed.ASSUMED_STREAM_TOK_PER_S:g} tok/s a stream; a measured run makes it better")
-    )
-    return (
-        f"{_count(guess.samples, 'sample')}, {_count(guess.starts, 'server start')}, about {span(guess.total_s)} "
-        f"without installation ({basis})"
-    )
+def _quoted(argv: list[str], port: int | None) -> str:
+    return shlex.join(argv).replace(PORT_TOKEN, "PORT" if port is None else str(port))
 
 
 def _count(number: int, what: str) -> str:

@@ -3,150 +3,68 @@ with the result, at the position of the layer that said it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-from pydantic import ValidationError
-
-from gpurun.complaints import nearest, translate
+from gpurun.complaints import Complaints, nearest
 from gpurun.config import MODEL_SOURCES, Model, Server
-from gpurun.engines import Engine, canonical, flag_argv, load_engine
-from gpurun.errors import Mark, Problem
-from gpurun.load import Document, KeyPath
-from gpurun.overrides import assign
+from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
 from gpurun.template import FACTS, TemplateError, is_template, unknown_facts
-from gpurun.tree import merge, texts
+from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
+BASELINE = "baseline"
 _TEMPLATED = ("flags", "env", "argv", "ready")
+_TAKES = {"hf": ("revision", "file"), "path": (), "url": ("sha256",), "wheel": ("file",)}
+_NEEDS = {"hf": "revision", "url": "sha256", "wheel": "file"}
 
 
-class Addressed(Protocol):
-    """An axis: its name in the file and the keys that it addresses."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def path(self) -> KeyPath: ...
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A part of the file that says something about the server: where it stands, and what it says.
-
-    For an axis `only` is the path under `server` that its value replaces.
-    """
-
-    place: KeyPath
-    data: Mapping[str, Any]
-    only: KeyPath | None = None
-
-    def says(self, path: KeyPath) -> bool:
-        here: Any = self.data
-        for part in path:
-            if isinstance(here, list) and isinstance(part, int):
-                here = here[part] if part < len(here) else None
-            elif isinstance(here, Mapping) and part in here:
-                here = here[part]
-            else:
-                return False
-        return True
+def layers(root: Node, variant: str | None = None) -> list[Node]:
+    """What the top, the baseline and a variant (None: every one) say about the server, the weakest first."""
+    named = [("variants", name, "server") for name in root.items("variants") if variant in (None, name)]
+    found = [root.at(*path) for path in (("server",), ("baseline", "server"), *named)]
+    return [
+        found[0] or Node({}, root.place, ("server",)),
+        *(node for node in found[1:] if node is not None and node.items()),
+    ]
 
 
-@dataclass(frozen=True)
-class Stack:
-    """The layers of one server, the weakest first."""
-
-    document: Document
-    layers: tuple[Layer, ...]
-
-    def merged(self) -> dict[str, Any]:
-        """The server's settings as data, over its engine's defaults."""
-        own = self.own()
-        engine = _engine(own)
-        if engine is None:
-            return own
-        defaults: dict[str, Any] = {"flags": engine.defaults, "env": engine.env}
-        given = {canonical(engine.flags, flag) for layer in self.layers for flag in layer.data.get("flags") or {}}
-        defaults["flags"] = {
-            flag: value for flag, value in engine.defaults.items() if canonical(engine.flags, flag) not in given
-        }
-        return merge({key: value for key, value in defaults.items() if value}, own)
-
-    def own(self) -> dict[str, Any]:
-        """The same without the engine's defaults."""
-        result: dict[str, Any] = {}
-        for layer in self.layers:
-            if layer.only is None:
-                result = merge_server(result, layer.data)
-            else:
-                result = deepcopy(result)
-                value: Any = layer.data
-                for part in layer.only:
-                    value = value[part]
-                assign(result, layer.only, value)
-                result = merge({}, result)
-        return result
-
-    def place(self, path: KeyPath) -> KeyPath:
-        """Where in the file the value at `path` under `server` comes from."""
-        for layer in reversed(self.layers):
-            if layer.says(path):
-                return layer.place if layer.only is not None else (*layer.place, *path)
-        return ("server",)
-
-    def mark(self, path: KeyPath, key: bool = False) -> Mark:
-        return self.document.mark(self.place(path), key)
+def resolve(root: Node, variant: str, point: Iterable[tuple[KeyPath, Node]] = ()) -> Node:
+    """The settings of a variant's server, with values put at paths, over its engine's defaults."""
+    own_layers = layers(root, variant)
+    top = own_layers[0]
+    own = nothing = node_of({}, top.place)
+    for layer in own_layers:
+        own = merge(_fitting(own, layer), layer)
+    for path, value in point:
+        own = own.put(path[1:], value)
+        own_layers.append(nothing.put(path[1:], value))
+    own = replace(merge(nothing, own), place=top.place, key=top.key, path=top.path)
+    name = str(own.items()["engine"].value).partition("==")[0] if "engine" in own.items() else ""
+    if name not in engine_names():
+        return own
+    engine = load_engine(name)
+    given = {canonical(engine.flags, flag) for layer in own_layers for flag in layer.items("flags")}
+    flags = {flag: value for flag, value in engine.defaults.items() if canonical(engine.flags, flag) not in given}
+    defaults = {key: value for key, value in (("flags", flags), ("env", engine.env)) if value}
+    return merge(node_of(defaults, top.place), own)
 
 
-@dataclass(frozen=True)
-class Layers:
-    """All layers of a campaign."""
-
-    document: Document
-
-    def servers(self) -> list[Mapping[str, Any]]:
-        """What the top, the baseline and every variant say about the server."""
-        return [layer.data for layer in self._all()]
-
-    def stack(self, variant: str, point: Sequence[tuple[Addressed, Any]]) -> Stack:
-        """The layers of a variant (or of `baseline`) at a point of the axes."""
-        named = [layer for layer in self._all() if layer.place[0] != "variants" or layer.place[1] == variant]
-        for axis, value in point:
-            data: dict[str, Any] = {}
-            assign(data, axis.path[1:], value)
-            named.append(Layer(("matrix", "axes", axis.name), data, axis.path[1:]))
-        return Stack(self.document, tuple(named))
-
-    def _all(self) -> list[Layer]:
-        data = self.document.data
-        layers = [Layer(("server",), data.get("server") or {})]
-        layers.append(Layer(("baseline", "server"), (data.get("baseline") or {}).get("server") or {}))
-        for name, variant in (data.get("variants") or {}).items():
-            layers.append(Layer(("variants", name, "server"), variant.get("server") or {}))
-        return layers
-
-
-def merge_server(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Maps merge; a model from another source replaces the inherited model as a whole."""
-    model, inherited = change.get("model") or {}, base.get("model") or {}
-    source = next((kind for kind in MODEL_SOURCES if model.get(kind) is not None), None)
-    if source is not None and source not in inherited:
-        base = {key: value for key, value in base.items() if key != "model"}
-    return merge(base, change)
+def _fitting(base: Node, change: Node) -> Node:
+    """`base` without its model where `change` has one from another source, which replaces it as a whole."""
+    given, inherited = change.items("model"), base.items("model")
+    source = next((kind for kind in MODEL_SOURCES if kind in given and given[kind].value is not None), None)
+    return base if source is None or source in inherited else base.without(("model",))
 
 
 def engine_version(server: Server, engine: Engine) -> str | None:
     """The version that the campaign pins, else the one that this gpurun knows."""
-    pinned = (server.engine or "").partition("==")[2]
-    return pinned or engine.default_version
+    return (server.engine or "").partition("==")[2] or engine.default_version
 
 
 def settings(server: Server, engine: Engine) -> dict[str, Any]:
     """All that makes one server different from another, in a form that compares: spelling and order do not matter."""
-    flags = (_comparable(engine, flag, value) for flag, value in (server.flags or {}).items() if value is not None)
+    flags = [_comparable(engine, flag, value) for flag, value in (server.flags or {}).items() if value is not None]
     data = server.model_dump(exclude={"flags", "engine"}, exclude_none=True)
     data["env"] = {**engine.env, **{key: value for key, value in (server.env or {}).items() if value is not None}}
     return {**data, "engine": [engine.name, engine_version(server, engine)], "flags": sorted(flags)}
@@ -155,150 +73,119 @@ def settings(server: Server, engine: Engine) -> dict[str, Any]:
 def _comparable(engine: Engine, flag: str, value: Any) -> list[str]:
     try:
         return flag_argv(engine.flags, flag, value)
-    except ValueError:  # reported by check_server
+    except ValueError:  # check_server complains
         return [flag, repr(value)]
 
 
-def check_texts(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
-    """Templates that use unknown facts or cannot be read, and templates where none are filled in."""
-    roots: list[tuple[KeyPath, Any, bool]] = []
-    for layer in Layers(document)._all():
-        roots += [((*layer.place, key), value, key in _TEMPLATED) for key, value in layer.data.items()]
-    for name, values in ((document.data.get("matrix") or {}).get("axes") or {}).items():
-        parts = name.split(".")
-        if parts[0] == "server" and len(parts) > 1:
-            roots.append((("matrix", "axes", name), values, parts[1] in _TEMPLATED))
-    for place, value, filled_in in roots:
-        for path, text in texts(value, place):
-            mark = document.mark(path)
-            if not filled_in:
-                if is_template(text):
-                    hint = f"templates work in {', '.join(_TEMPLATED)} of a server"
-                    yield path, Problem("no template is filled in here", mark, hint=hint)
-                continue
-            try:
-                unknown = unknown_facts(text)
-            except TemplateError as error:
-                yield path, Problem(f"broken template: {error}", mark, hint="`{{ '{{' }}` writes `{{` itself")
-                continue
-            for fact in unknown:
-                root, _, attribute = fact.partition(".")
-                names = (FACTS[root] or ()) if attribute else tuple(FACTS)
-                near = nearest(attribute or root, names)
-                full = f"{root}.{near}" if attribute and near else near
-                yield path, Problem(f"the template uses the unknown fact `{fact}`", mark, names, full)
+def check_texts(root: Node, complaints: Complaints) -> None:
+    """Complain about templates that use unknown facts or cannot be read, and where none are filled in."""
+    parts = [(key, node) for layer in layers(root) for key, node in layer.items().items()]
+    axes = root.items("matrix", "axes").items()
+    parts += [(name.split(".")[1], node) for name, node in axes if name.startswith("server.")]
+    for part, node in parts:
+        for text in node.texts():
+            if part in _TEMPLATED:
+                _check_template(text, complaints)
+            elif is_template(text.value):
+                hint = f"templates work in {', '.join(_TEMPLATED)} of a server"
+                complaints.add("no template is filled in here", text, hint=hint)
 
 
-def check_server(stack: Stack) -> tuple[Server | None, list[tuple[KeyPath, Problem]]]:
-    """The complete server, and what is wrong with it: each complaint with the path of what it is about. No server where
-    it cannot even be put together."""
+def _check_template(text: Node, complaints: Complaints) -> None:
     try:
-        server = Server.model_validate(stack.merged())
-    except ValidationError as error:
-        found = translate(error, Server, stack.document)
-        return None, [(stack.place(path), replace(problem, mark=stack.mark(path))) for path, problem in found]
-    if server.engine is None:
-        mark = stack.document.mark(("server",), key=True)
-        return None, [(("server", "engine"), Problem("no `engine` is given for the server", mark))]
-    engine = _engine({"engine": server.engine})
-    assert engine is not None
-    return server, list(_problems(stack, server, engine))
+        unknown = unknown_facts(text.value)
+    except TemplateError as error:
+        complaints.add(f"broken template: {error}", text, hint="`{{ '{{' }}` writes `{{` itself")
+        return
+    for fact in unknown:
+        base, _, attribute = fact.partition(".")
+        names = (FACTS[base] or ()) if attribute else tuple(FACTS)
+        near = nearest(attribute or base, names)
+        near = f"{base}.{near}" if attribute and near else near
+        complaints.add(f"the template uses the unknown fact `{fact}`", text, allowed=names, near=near)
 
 
-def _problems(stack: Stack, server: Server, engine: Engine) -> Iterator[tuple[KeyPath, Problem]]:
-    yield from _model_problems(stack, server.model, engine)
-    yield from _flag_problems(stack, server.flags or {}, engine)
-    yield from _null_problems(stack, engine)
+def check_server(node: Node, complaints: Complaints) -> tuple[Server, Engine] | None:
+    """A complete server and its engine, with complaints about it; None where it cannot even be put together."""
+    server = complaints.read(Server, node, ("server",))
+    if server is None or server.engine is None:
+        if server is not None:
+            complaints.add("no `engine` is given for the server", node, ("engine",), key=True)
+        return None
+    engine = load_engine(server.engine.partition("==")[0])
+    _check_model(node, server.model, engine, complaints)
+    _check_flags(node, server.flags or {}, engine, complaints)
     if (server.argv is None) == (engine.name == "command"):
         message = "engine `command` needs `argv`" if server.argv is None else "`argv` is for engine `command` only"
-        path: KeyPath = ("engine",) if server.argv is None else ("argv",)
-        yield stack.place(path), Problem(message, stack.mark(path), hint="other engines take `flags`")
+        complaints.add(message, node, ("engine" if server.argv is None else "argv",), hint="other engines take `flags`")
     if server.binary is not None and not engine.command.binary:
-        yield (
-            stack.place(("binary",)),
-            Problem(f"engine `{engine.name}` has no program of its own", stack.mark(("binary",))),
-        )
+        complaints.add(f"engine `{engine.name}` has no program of its own", node, ("binary",))
     for number, secret in enumerate(server.secrets or []):
         if secret in (server.env or {}):
-            mark = stack.mark(("env", secret), key=True)
-            problem = Problem(f"`{secret}` is a secret, so its value cannot be in `env`", mark, hint="remove it there")
-            yield stack.place(("env", secret)), problem
+            message = f"`{secret}` is a secret, so its value cannot be in `env`"
+            complaints.add(message, node, ("env", secret), key=True, hint="remove it there")
         if secret in (server.secrets or [])[:number]:
-            yield (
-                stack.place(("secrets",)),
-                Problem(f"secret `{secret}` is named twice", stack.mark(("secrets", number))),
-            )
+            complaints.add(f"secret `{secret}` is named twice", node, ("secrets", number))
+    return server, engine
 
 
-def _model_problems(stack: Stack, model: Model | None, engine: Engine) -> Iterator[tuple[KeyPath, Problem]]:
-    place, mark = stack.place(("model",)), stack.mark(("model",), key=True)
+def _check_model(node: Node, model: Model | None, engine: Engine, complaints: Complaints) -> None:
     given = [kind for kind in MODEL_SOURCES if model is not None and getattr(model, kind) is not None]
     if not given and engine.model == "optional":
         return
-    if model is None:
-        yield place, Problem(f"engine `{engine.name}` needs a `model`", mark, MODEL_SOURCES)
-        return
-    if len(given) != 1:
+    if model is None or len(given) != 1:
         found = f"this has {' and '.join(given)}" if given else "this has none"
-        yield place, Problem(f"a model has exactly one source; {found}", mark, MODEL_SOURCES)
+        needs = f"engine `{engine.name}` needs a `model`"
+        message = needs if model is None else f"a model has exactly one source; {found}"
+        complaints.add(message, node, ("model",), key=True, allowed=MODEL_SOURCES)
         return
     kind = given[0]
-    needs = {"hf": ("revision",), "url": ("sha256",), "wheel": ("file",)}.get(kind, ())
-    takes = {"hf": ("revision", "file"), "url": ("sha256",), "wheel": ("file",)}.get(kind, ())
+    if kind in _NEEDS and getattr(model, _NEEDS[kind]) is None:
+        complaints.add(f"a model from `{kind}` needs `{_NEEDS[kind]}`", node, ("model", kind))
     for key in ("revision", "sha256", "file"):
-        if key in needs and getattr(model, key) is None:
-            yield place, Problem(f"a model from `{kind}` needs `{key}`", stack.mark(("model", kind)))
-        if key not in takes and getattr(model, key) is not None:
-            yield place, Problem(f"`{key}` does not go with `{kind}`", stack.mark(("model", key), key=True))
+        if key not in _TAKES[kind] and getattr(model, key) is not None:
+            complaints.add(f"`{key}` does not go with `{kind}`", node, ("model", key), key=True)
     if model.path is not None and not model.path.startswith("/"):
-        yield place, Problem("the path of a model is absolute", stack.mark(("model", "path")))
+        complaints.add("the path of a model is absolute", node, ("model", "path"))
     pattern = model.file is not None and any(char in model.file for char in "*?[")
     if pattern and kind != "hf":
-        yield place, Problem("a pattern works with `hf` only", stack.mark(("model", "file")))
+        complaints.add("a pattern works with `hf` only", node, ("model", "file"))
     elif engine.model == "file" and kind == "hf" and (pattern or model.file is None):
-        hint = "name it with `file`"
-        yield (
-            place,
-            Problem(f"engine `{engine.name}` serves one file of a repository", stack.mark(("model", "hf")), hint=hint),
-        )
+        message = f"engine `{engine.name}` serves one file of a repository"
+        complaints.add(message, node, ("model", "hf"), hint="name it with `file`")
 
 
-def _flag_problems(stack: Stack, flags: Mapping[str, Any], engine: Engine) -> Iterator[tuple[KeyPath, Problem]]:
+def _check_flags(node: Node, flags: dict[str, Any], engine: Engine, complaints: Complaints) -> None:
     seen: dict[str, str] = {}
     for flag, value in flags.items():
-        path: KeyPath = ("flags", flag)
         name = canonical(engine.flags, flag)
         if name in engine.flags.reserved:
-            reason = engine.flags.reserved[name]
-            yield stack.place(path), Problem(f"`{flag}` is set by gpurun", stack.mark(path, key=True), hint=reason)
+            hint = engine.flags.reserved[name]
+            complaints.add(f"`{flag}` is set by gpurun", node, ("flags", flag), key=True, hint=hint)
             continue
         if name in seen:
             message = f"`{flag}` and `{seen[name]}` are the same flag to {engine.title}"
-            yield stack.place(path), Problem(message, stack.mark(path, key=True), hint="use one spelling")
+            complaints.add(message, node, ("flags", flag), key=True, hint="use one spelling")
         seen[name] = flag
         try:
             flag_argv(engine.flags, flag, value)
         except ValueError as error:
-            yield stack.place(path), Problem(str(error), stack.mark(path), hint="`null` removes an inherited flag")
+            complaints.add(str(error), node, ("flags", flag), hint="`null` removes an inherited flag")
 
 
-def _null_problems(stack: Stack, engine: Engine) -> Iterator[tuple[KeyPath, Problem]]:
-    """`null` for something that nobody set: most likely a misspelt name. (On an axis it means: not set here.)"""
-    below: dict[str, Any] = {"flags": dict(engine.defaults), "env": dict(engine.env)}
-    for layer in stack.layers:
-        for section in ("flags", "env") if layer.only is None else ():
-            for key, value in (layer.data.get(section) or {}).items():
-                inherited = below.get(section) or {}
-                if value is None and key not in inherited:
-                    path = (*layer.place, section, key)
-                    mark, names = stack.document.mark(path, key=True), tuple(inherited)
-                    yield path, Problem(f"`{key}: null` removes nothing", mark, names, nearest(key, names))
-        below = merge(below, layer.data)
+def check_nulls(root: Node, variant: str, engine: Engine, complaints: Complaints) -> None:
+    """Complain about `null` for something that nobody set: most likely a misspelt name."""
+    below = node_of({"flags": engine.defaults, "env": engine.env}, root.place)
+    for layer in layers(root, variant):
+        for section in ("flags", "env"):
+            inherited = tuple(below.items(section))
+            for key, node in layer.items(section).items():
+                if node.value is None and key not in inherited:
+                    message = f"`{key}: null` removes nothing"
+                    complaints.add(message, layer, (section, key), key=True, allowed=inherited, word=key)
+        below = merge(below, layer)
 
 
-def _engine(data: Mapping[str, Any]) -> Engine | None:
-    name = str(data.get("engine") or "").partition("==")[0]
-    try:
-        return load_engine(name)
-    except KeyError:
-        return None
+def fingerprint(resolved: tuple[Server, Engine] | None) -> str:
+    """Equal for servers with the same settings; empty where there is none."""
+    return "" if resolved is None else digest(settings(*resolved))

@@ -110,7 +110,7 @@ class _Serve(Session):
                     where=f"{sample.host}:{job.get('dir')}/log",
                     hint=failure.advice,
                 )
-        return [_served(host, jobs[host], reach[host], planned[host].server.model_dump()) for host in hosts]
+        return [_served(host, jobs[host], reach[host], planned[host].server) for host in hosts]
 
     def _refuse_lost(self) -> None:
         if self._lost:
@@ -121,10 +121,10 @@ class _Serve(Session):
 def _for_serving(plan: Plan, life_s: float) -> Plan:
     """The plan with the server's life as asked for, and without the tool that would measure it."""
     samples = [
-        sample.model_copy(update={"server": sample.server.model_copy(update={"life_s": life_s})})
+        sample.model_copy(update={"server": {**sample.server, "life_s": life_s}})
         for sample in plan.samples
     ]
-    needs = {host: need.model_copy(update={"tools": []}) for host, need in plan.needs.items()}
+    needs = {host: {**need, "tools": []} for host, need in plan.needs.items()}
     return plan.model_copy(update={"samples": samples, "needs": needs})
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpurun import diagnose, parsers, result
 from gpurun.assess import Assessment, assess
 from gpurun.cases import Case, check
-from gpurun.config import Campaign, examine
+from gpurun.config import Campaign
 from gpurun.errors import ConfigError, ExitCode, GpurunError, InterruptedRunError
 from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest, RunStatus
@@ -71,7 +71,7 @@ def read_campaign(
         document = load_text(data if isinstance(data, str) else json.dumps(data, indent=1), "gpurun_campaign")
     else:
         raise ConfigError("no campaign was given", hint="set gpurun_campaign_file or gpurun_campaign")
-    return check(examine(document, overrides), variants)
+    return check(document, overrides, variants)
 
 
 def make_plan(

@@ -16,10 +16,10 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gpurun.fields import PORT_TOKEN
 from gpurun.tree import map_texts
 
-FACTS: dict[str, tuple[str, ...] | None] = {
+Facts = Mapping[str, "tuple[str, ...] | None"]
+FACTS: Facts = {
     "host": (
         *("name", "hostname", "cpus", "cpus_logical", "cores", "sockets", "cpu_model", "memory_bytes"),
         *("memory_available_bytes", "arch", "kernel", "os", "python", "home", "disk_free_bytes", "init", "container"),
@@ -32,7 +32,7 @@ FACTS: dict[str, tuple[str, ...] | None] = {
 }
 """What a campaign's templates may use -> its attributes, where those are fixed."""
 
-ENGINE_FACTS: dict[str, tuple[str, ...] | None] = {
+ENGINE_FACTS: Facts = {
     **FACTS,
     "engine": ("version", "dir", "python", "bin", "launcher", "binary"),
     "bind": None,
@@ -55,10 +55,8 @@ def render(text: str, context: Mapping[str, Any]) -> str:
         return text
     try:
         result = _compiled(text).render(context)
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(_syntax(error)) from None
     except jinja2.TemplateError as error:
-        raise TemplateError(error.message or type(error).__name__) from None
+        raise TemplateError((error.message or type(error).__name__).rstrip(".")) from None
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise TemplateError(f"{type(error).__name__}: {error}") from None
     if "\0" in result:
@@ -71,7 +69,7 @@ def render_tree(value: Any, context: Mapping[str, Any]) -> Any:
     return map_texts(value, lambda text: render(text, context))
 
 
-def unknown_facts(text: str, facts: Mapping[str, tuple[str, ...] | None] = FACTS) -> list[str]:
+def unknown_facts(text: str, facts: Facts = FACTS) -> list[str]:
     """The facts that a text uses but nobody provides, such as `hst` or `host.cpu`. TemplateError if it is unreadable.
 
     Attributes of a GPU are not known beforehand; they are checked when the template is filled in.
@@ -81,33 +79,15 @@ def unknown_facts(text: str, facts: Mapping[str, tuple[str, ...] | None] = FACTS
     try:
         tree = _environment().parse(text)
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(_syntax(error)) from None
+        raise TemplateError((error.message or "it cannot be read").rstrip(".")) from None
     unknown = sorted(name for name in meta.find_undeclared_variables(tree) if name not in facts and name != "range")
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        assert isinstance(node, (nodes.Getattr, nodes.Getitem))
-        base = node.node
-        if not isinstance(base, nodes.Name) or (known := facts.get(base.name)) is None:
-            continue
-        if isinstance(node, nodes.Getattr):
-            attribute: object = node.attr
-        else:
-            attribute = node.arg.value if isinstance(node.arg, nodes.Const) else known[0]
-        if attribute not in known:
+        base = node.node  # type: ignore[attr-defined]
+        known = facts.get(base.name) if isinstance(base, nodes.Name) else None
+        attribute = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)  # type: ignore
+        if known and attribute is not None and attribute not in known:
             unknown.append(f"{base.name}.{attribute}")
     return list(dict.fromkeys(unknown))
-
-
-def facts_for(
-    host: Mapping[str, Any], model: Mapping[str, Any], axes: Mapping[str, Any], port: int | None
-) -> dict[str, Any]:
-    """What a campaign's templates see on one host. `host` is what the facts module found: `host` and `gpus`."""
-    return {
-        "host": dict(host.get("host", {})),
-        "gpus": list(host.get("gpus", [])),
-        "model": dict(model),
-        "axes": dict(axes),
-        "port": PORT_TOKEN if port is None else port,
-    }
 
 
 @cache
@@ -121,7 +101,3 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @lru_cache(maxsize=4096)
 def _compiled(text: str) -> jinja2.Template:
     return _environment().from_string(text)
-
-
-def _syntax(error: jinja2.TemplateSyntaxError) -> str:
-    return (error.message or "it cannot be read").rstrip(".")

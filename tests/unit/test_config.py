@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpurun.cases import check
 from gpurun.compare import Rules
-from gpurun.config import Campaign, campaign_schema, examine, parse
+from gpurun.config import Campaign, campaign_schema
 from gpurun.errors import ConfigError, Problem
 from gpurun.fields import METRICS, duration, percentage
 from gpurun.load import load_text
@@ -50,12 +50,12 @@ compare:
 
 
 def campaign(*overrides: str, text: str = CAMPAIGN) -> Campaign:
-    return parse(load_text(text, "c.yml"), overrides)
+    return check(load_text(text, "c.yml"), overrides)[0]
 
 
 def problems(*overrides: str, text: str = CAMPAIGN) -> list[Problem]:
     with pytest.raises(ConfigError) as caught:
-        check(examine(load_text(text, "c.yml"), overrides))
+        check(load_text(text, "c.yml"), overrides)
     return caught.value.problems
 
 
@@ -65,7 +65,7 @@ def test_the_campaign_of_the_design_is_read() -> None:
     assert (read.timeouts.start, read.timeouts.sample, read.timeouts.stop) == (900, 600, 60)
     assert read.server.env == {"OMP_NUM_THREADS": "2"}
     assert read.variants["too-many"].expect == "bad_flag"
-    assert read.benchmarks["chat"].tool.name == "builtin"
+    assert read.benchmarks["chat"].tool == "builtin"
     assert read.benchmarks["chat"].limits.error_rate == 0.01
     rules = Rules.of(read.compare.model_dump())
     assert (rules.primary, rules.metrics["ttft_p99_ms"].threshold) == ("output_tok_per_s", 0.05)
@@ -287,7 +287,7 @@ def test_whatever_is_wrong_is_a_complaint_with_a_position(changes: list[tuple[li
         if isinstance(here, dict):
             here[path[-1]] = value
     try:
-        check(examine(load_text(yaml.safe_dump(data), "c.yml")))
+        check(load_text(yaml.safe_dump(data), "c.yml"))
     except ConfigError as error:
         assert error.render()
         assert all(problem.mark is not None for problem in error.problems)
@@ -299,6 +299,6 @@ def test_whatever_is_wrong_is_a_complaint_with_a_position(changes: list[tuple[li
 )
 def test_whatever_is_set_is_a_complaint_or_right(path: list[str], value: str) -> None:
     try:
-        check(examine(load_text(CAMPAIGN, "c.yml"), [f"{'.'.join(path)}={value}"]))
+        check(load_text(CAMPAIGN, "c.yml"), [f"{'.'.join(path)}={value}"])
     except ConfigError as error:
         assert error.render()

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gpurun.engines import Engine, FlagRules, engine_names, flag_argv, flags_argv, load_engine
+from gpurun.errors import Mark
 from gpurun.template import ENGINE_FACTS, unknown_facts
-from gpurun.tree import texts
+from gpurun.tree import node_of
 
 SGLANG = FlagRules(negative={"radix-cache": "disable-radix-cache"})
 VLLM = FlagRules(false_form="no")
@@ -99,8 +100,8 @@ def test_engine_files_agree_with_themselves(name: str) -> None:
     assert engine.name == name
     commands = [engine.command.model_dump(), engine.ready.model_dump(), engine.env]
     commands.append(engine.install.model_dump() if engine.install else {})
-    for _, text in texts(commands):
-        assert unknown_facts(text, ENGINE_FACTS) == [], text
+    for text in node_of(commands, Mark(name, 1, 1)).texts():
+        assert unknown_facts(text.value, ENGINE_FACTS) == [], text
     assert (engine.install is None) == (not engine.command.env)
     assert not engine.install or engine.default_version
     assert (engine.binary is None) == (not engine.command.binary)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.fields import PORT_TOKEN
-from gpurun.template import FACTS, TemplateError, facts_for, is_template, render, render_tree, unknown_facts
+from gpurun.launch import facts_for
+from gpurun.load import PORT_TOKEN
+from gpurun.template import FACTS, TemplateError, is_template, render, render_tree, unknown_facts
 
 HOST = {
     "host": {"name": "h", "cpus": 8, "commands": {"llama-server": None}},

@@ -40,8 +40,8 @@ def command(
     from dataclasses import asdict
 
     from gpurun import paths, steps
-    from gpurun.cases import BASELINE
     from gpurun.fields import Complaint, duration
+    from gpurun.resolve import BASELINE
     from gpurun.serve import serve
     from gpurun.terminal import Terminal
 
