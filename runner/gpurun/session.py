@@ -161,10 +161,11 @@ def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> GpurunError:
         return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
     said = outcome.output
     if "as an inventory source" in said:
-        why = re.search(r"with '(?:auto|yaml)' plugin: (.+)", said)
-        where = re.search(r"Origin: (\S.*:\d+:\d+)$", said, re.MULTILINE)
+        found = re.search(r"with '(?:auto|yaml)' plugin: (.+)", said)
+        origin = re.search(r"Origin: (\S.*:\d+:\d+)$", said, re.MULTILINE)
+        why, where = found[1] if found else said.strip()[:500], origin[1] if origin else inventory
         return ConfigError(
-            f"the inventory cannot be read: {why[1] if why else said.strip()[:500]} ({where[1] if where else inventory})",
+            f"the inventory cannot be read: {why} ({where})",
             hint=f"`ansible-inventory --list -i {shlex.quote(str(inventory))}` tells the same",
         )
     if outcome.status == "successful" or "no hosts" in said:

@@ -100,13 +100,15 @@ def test_errors_are_one_document_with_json(place: Place) -> None:
 
 def test_an_inventory_without_such_hosts(place: Place) -> None:
     place.campaign(hosts="nobody")
-    failed(place, place.bench(), 3, "no host for `nobody`", "inventory.yml")
+    refused(place, place.bench(), "no host for `nobody`", "inventory.yml", "hint: ")
 
 
 def test_an_inventory_that_is_broken(place: Place) -> None:
     place.campaign()
     (place.folder / "inventory.yml").write_text("gpu_hosts: [\n")
-    failed(place, place.bench(), 3, "inventory.yml")
+    program = place.bench()
+    refused(place, program, "the inventory cannot be read: ", "inventory.yml:2:1", "hint: ")
+    assert len(program.lines) < 5
 
 
 def test_a_missing_secret(place: Place) -> None:
@@ -232,7 +234,7 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
 def test_no_space_for_what_is_installed(fresh_place: Place, small_disk: Path) -> None:
     full = Place(fresh_place.folder, small_disk / "home")
     full.campaign()
-    failed(full, full.bench(), 3, "here:", "is full", "gpurun_home")
+    failed(full, full.bench(), 3, "here:", "no space left on the disk", "gpurun_home")
 
 
 def test_no_space_for_results(place: Place, small_disk: Path) -> None:
@@ -254,14 +256,14 @@ def test_a_results_folder_that_is_read_only(place: Place, read_only: Path) -> No
 def test_a_home_that_is_read_only(fresh_place: Place, read_only: Path) -> None:
     there = Place(fresh_place.folder, read_only / "home")
     there.campaign()
-    failed(there, there.bench(), 3, "here:", "ead-only file system", str(there.home))
+    failed(there, there.bench(), 3, "here:", f"{there.home} cannot be written: Read-only file", "gpurun_home")
 
 
 def test_a_host_without_a_python(place: Place) -> None:
     place.campaign()
     inventory = place.folder / "inventory.yml"
     inventory.write_text(inventory.read_text().replace("'{{ ansible_playbook_python }}'", "/no/such/python"))
-    failed(place, place.bench(), 3, "here", "/no/such/python")
+    failed(place, place.bench(), 3, "here: there is no Python", "ansible_python_interpreter")
 
 
 def test_this_machine_is_not_ready(place: Place, tmp_path: Path) -> None:
