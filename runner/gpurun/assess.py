@@ -9,21 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpurun import stats
-from gpurun.compare import (
-    BASELINE,
-    Case,
-    Effect,
-    Rules,
-    RunView,
-    cases_of,
-    failed,
-    failure_class,
-    group,
-    judge,
-    measured,
-    values,
-)
+from gpurun import compare, stats
+from gpurun.compare import Case, failed, group, measured, values
 from gpurun.samples import Sample
 
 # What of a load's specification belongs to the place where it runs, not to what is measured.
@@ -40,8 +27,8 @@ class Assessment:
 
     cases: Sequence[Case]
     samples: Sequence[Sample]
-    effects: Sequence[Effect]
-    rules: Rules
+    effects: Sequence[compare.Effect]
+    rules: compare.Rules
     rounds: int
     interleaved: bool
     directory: Path | None = None
@@ -51,17 +38,19 @@ class Assessment:
 
 def assess(plan: Mapping[str, Any], samples: Sequence[Sample], directory: Path | None = None) -> Assessment:
     """Judge a run by its stored plan; samples that the plan does not name (of an earlier plan) are left out."""
-    cases, rules, rounds = cases_of(plan["samples"]), Rules.of(plan["compare"]), int(plan["rounds"])
+    cases, rules, rounds = compare.cases_of(plan["samples"]), compare.Rules.of(plan["compare"]), int(plan["rounds"])
     of: dict[str, list[Sample]] = {case.id: [] for case in cases}
     samples = [sample for sample in samples if sample.case in of]
     of |= group(samples, lambda sample: sample.case)
     interleaved = rounds > 1 and plan.get("order") != "fixed"
-    report = Assessment(cases, samples, judge(cases, samples, rules), rules, rounds, interleaved, directory, of=of)
+    report = Assessment(
+        cases, samples, compare.judge(cases, samples, rules), rules, rounds, interleaved, directory, of=of
+    )
     loads = {item["benchmark"]: _spec(item) for item in plan["samples"]}
     return replace(report, notes=list(_notes(report, loads)))
 
 
-def run_view(run: str, report: Assessment, plan: Mapping[str, Any], hosts: Mapping[str, Any]) -> RunView:
+def run_view(run: str, report: Assessment, plan: Mapping[str, Any], hosts: Mapping[str, Any]) -> compare.RunView:
     """A run as the comparison of two runs sees it. `hosts` are the manifest's facts by host name."""
     prints = {}
     for item in plan["samples"]:
@@ -72,7 +61,9 @@ def run_view(run: str, report: Assessment, plan: Mapping[str, Any], hosts: Mappi
             "data": {name: value for name, value in spec.items() if name not in _LOCAL},
             "model": model or spec.get("model"),
         }
-    return RunView(run, report.cases, report.samples, prints, {name: _hardware(known) for name, known in hosts.items()})
+    return compare.RunView(
+        run, report.cases, report.samples, prints, {name: _hardware(known) for name, known in hosts.items()}
+    )
 
 
 def _spec(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,7 +97,7 @@ def _notes(report: Assessment, loads: Mapping[str, Mapping[str, Any]]) -> Iterat
         if partial := [case for case in mine if measured(of[case.id]) and failed(of[case.id])]:
             samples = [sample for case in partial for sample in of[case.id]]
             lost = failed(samples)
-            share = f"{len(lost)} of {len(samples)} samples ({failure_class(lost)})"
+            share = f"{len(lost)} of {len(samples)} samples ({compare.failure_class(lost)})"
             yield f"{variant} at {_labels(partial)} failed in {share}: judged on the rest"
     for benchmark, mine in group(report.cases, lambda case: case.benchmark).items():
         load = loads.get(benchmark)
@@ -145,7 +136,7 @@ def _outliers(report: Assessment, cases: Sequence[Case]) -> Iterator[tuple[float
 def _noisy(report: Assessment, points: set[tuple[str, str]]) -> Iterator[tuple[str, float]]:
     """The points where the baseline varies by more than half the threshold, and by how much."""
     for case in report.cases:
-        if case.variant == BASELINE and case.point in points:
+        if case.variant == compare.BASELINE and case.point in points:
             spreads = [stats.spread(list(numbers.values())) for numbers in _by_host(report, case).values()]
             known = [spread for spread in spreads if spread is not None]
             if known and statistics.fmean(known) > report.rules.metrics[report.rules.primary].threshold / 2:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-from gpurun.samples import FailureClass, Phase
+from gpurun.samples import FailureClass, Phase, Record
 
 _DATA = Path(__file__).resolve().parent / "data"
 # Engine files come before the common one: of two signatures that match at the same place the first listed is chosen.
 _FILES = ("sglang", "vllm", "llamacpp", "trtllm", "kernel", "common")
-SHORTEST_NEEDLE = 5
+_SHORTEST_NEEDLE = 5
+Klass = FailureClass | Literal["crash"]
 
 
-class Signature(BaseModel):
+class Signature(Record):
     """One kind of failure.
 
     patterns  regular expressions, each enough by itself, matched against lines without their prefixes (times, levels,
@@ -41,11 +42,9 @@ class Signature(BaseModel):
     source    where the text comes from.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
     id: str
     patterns: list[str]
-    klass: FailureClass | Literal["crash"] = Field(alias="class")
+    klass: Klass = Field(alias="class")
     phase: Phase | None = None
     usual: Phase | None = None
     rank: Literal["root", "generic", "echo", "wrapper"] = "root"
@@ -56,13 +55,6 @@ class Signature(BaseModel):
     proof: Literal["match", "exception"] = "match"
     advice: str | dict[str, str]
     source: str
-
-    @field_validator("patterns")
-    @classmethod
-    def _searchable(cls, patterns: list[str]) -> list[str]:
-        for pattern in patterns:
-            needle(pattern)
-        return patterns
 
     def advise(self, engine: str | None, phase: str, found: dict[str, str | None]) -> str:
         """The advice for this engine and phase with the numbers of the line in it; a missing number reads as `?`."""
@@ -82,24 +74,20 @@ class Matcher:
     regex: re.Pattern[str]
 
 
-class End(BaseModel):
+class End(Record):
     """What a way to end means where the log names no cause."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    klass: FailureClass | Literal["crash"] = Field(alias="class")
+    klass: Klass = Field(alias="class")
     phase: Phase | None = None
     advice: str
 
 
-class Markers(BaseModel):
+class Markers(Record):
     """What log_markers.yml holds; see there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     engines: dict[str, list[str]]
     ready: dict[str, list[str]]
-    of_serving: list[FailureClass | Literal["crash"]]
+    of_serving: list[Klass]
     stopping: list[str]
     phases: dict[Phase, list[str]]
     frames: dict[Phase, list[str]]
@@ -122,8 +110,8 @@ def needle(pattern: str) -> str:
         raise ValueError(f"write alternatives as separate patterns: {pattern}")
     runs = re.split(r"(?:\\.|[^\\])(?:[?*]|\{[^}]*\})|(?<!\\)[.+^$?*]", rest)
     longest = max((re.sub(r"\\(.)", r"\1", run) for run in runs), key=len)
-    if len(longest) < SHORTEST_NEEDLE:
-        raise ValueError(f"needs {SHORTEST_NEEDLE} plain characters in a row outside groups: {pattern}")
+    if len(longest) < _SHORTEST_NEEDLE:
+        raise ValueError(f"needs {_SHORTEST_NEEDLE} plain characters in a row outside groups: {pattern}")
     return longest
 
 

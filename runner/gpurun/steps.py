@@ -51,7 +51,7 @@ def open_run(
         hosts={host: dict(known) for host, known in facts.items()},
         engines=dict(plan.engines),
     )
-    store = RunStore.create(results_dir, plan.campaign, plan.run, campaign_text, manifest, secrets)
+    store = RunStore.create(results_dir, campaign_text, manifest, secrets)
     store.write_plan(plan.model_dump(mode="json", by_alias=True))
     return store
 

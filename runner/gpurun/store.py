@@ -71,17 +71,9 @@ class RunStore:
         self._secrets = tuple(secrets)
 
     @classmethod
-    def create(
-        cls,
-        results_dir: Path,
-        campaign_name: str,
-        run_id: str,
-        campaign_text: str,
-        manifest: Manifest,
-        secrets: Sequence[str] = (),
-    ) -> RunStore:
+    def create(cls, results_dir: Path, campaign_text: str, manifest: Manifest, secrets: Sequence[str] = ()) -> RunStore:
         """A new run's directory with campaign and manifest."""
-        directory = results_dir / safe_name(campaign_name, "campaign") / safe_name(run_id, "run")
+        directory = results_dir / safe_name(manifest.campaign, "campaign") / safe_name(manifest.run, "run")
         with _writing(directory):
             directory.mkdir(parents=True)
         store = cls(directory, secrets)

@@ -250,7 +250,7 @@ def put(results: Path, run: str, factor: float = 1.0, numbers: Numbers = stored.
         controller=Controller.this(),
         hosts={"localhost": {"cpus": 2}},
     )
-    store = RunStore.create(results, "quickstart", run, "version: 1\n", manifest)
+    store = RunStore.create(results, "version: 1\n", manifest)
     store.write_plan(stored.plan(numbers))
     for sample in stored.samples(numbers, factor=factor):
         store.write_sample(sample, {"server.log": b"x"} if sample.failure else {})

@@ -28,7 +28,7 @@ def manifest(run: str = "20261130-0900-a1f3", started: str = "2026-11-30T09:00:0
 
 def create(results: Path, run: str = "20261130-0900-a1f3", **options: object) -> RunStore:
     started = f"2026-11-30T{run[9:11]}:{run[11:13]}:00Z"
-    return RunStore.create(results, "quickstart", run, "version: 1\n", manifest(run, started), **options)  # type: ignore[arg-type]
+    return RunStore.create(results, "version: 1\n", manifest(run, started), **options)  # type: ignore[arg-type]
 
 
 def sample(number: int = 1, host: str = "h", case: str = "chat-1a2b", **changes: object) -> Sample:
@@ -209,7 +209,7 @@ def test_a_disk_that_takes_no_more_costs_one_sample(tmp_path: Path) -> None:
 def test_names_stay_inside(tmp_path: Path, name: str) -> None:
     store = create(tmp_path)
     with pytest.raises(ConfigError):
-        RunStore.create(tmp_path, name, "run", "", manifest())
+        RunStore.create(tmp_path, "", manifest().model_copy(update={"campaign": name}))
     with pytest.raises(ConfigError):
         store.write_sample(sample(host=name))
     with pytest.raises(ConfigError):
