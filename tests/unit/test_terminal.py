@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from tests.unit import stored
 
-from gpurun.assess import Assessment, assess, run_view
-from gpurun.compare import compare_runs
+from gpurun.assess import Assessment, assess, compare_runs
 from gpurun.events import (
     Event,
     HostLost,
@@ -96,8 +95,8 @@ def test_table_without_a_working_baseline() -> None:
 
 def test_table_of_two_runs() -> None:
     plan, hosts = stored.plan(), {"localhost": {"cpus": 2}}
-    views = [run_view(f"run-{i}", assess(plan, stored.samples(factor=f)), plan, hosts) for i, f in ((1, 1.0), (2, 0.9))]
-    effects = compare_runs(views[0], views[1], assess(plan, []).rules)
+    runs = [assess(plan, stored.samples(factor=f), run=f"run-{i}", hosts=hosts) for i, f in ((1, 1.0), (2, 0.9))]
+    effects = compare_runs(*runs)
     golden("two-runs.txt", plain_text(comparison_table("run-1", "run-2", effects, ["a note"])))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from gpurun.assess import assess, run_view
+from gpurun.assess import assess, compare_runs
 from gpurun.commands.runs import json_option, print_json, results_option, show_run
-from gpurun.compare import Effect, compare_runs
+from gpurun.compare import Effect
 from gpurun.errors import ExitCode
 from gpurun.result import comparison, regressed
 from gpurun.store import find
@@ -40,12 +40,10 @@ def command(run: str, other: str | None, results_dir: Path, as_json: bool, fail_
 
 def _two(results_dir: Path, first: str, second: str, as_json: bool) -> list[Effect]:
     stores = [find(results_dir, reference) for reference in (first, second)]
-    judged = [assess(store.plan, store.samples()) for store in stores]
     before, after = (
-        run_view(store.manifest.run, report, store.plan, store.manifest.hosts)
-        for store, report in zip(stores, judged, strict=True)
+        assess(store.plan, store.samples(), run=store.manifest.run, hosts=store.manifest.hosts) for store in stores
     )
-    effects = compare_runs(before, after, judged[1].rules)
+    effects = compare_runs(before, after)
     notes = ["the runs were not interleaved: whatever else changed between them is part of each effect"]
     engines = [
         ", ".join(f"{name} {version}" for name, version in sorted(store.manifest.engines.items())) or "unknown"
