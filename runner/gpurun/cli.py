@@ -106,7 +106,7 @@ def guarded(call: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return _as_document(ExitCode.INTERRUPTED, "interrupted")
-    except BrokenPipeError:  # `gpurun runs | head`: the reader has what it wanted
+    except (BrokenPipeError, SystemExit):  # `gpurun runs | head`: the reader has what it wanted; click exits then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.DONE)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as something to look at, instead of an exception in the middle of anything."""
+"""Ctrl-C, SIGTERM and a closed terminal as something to look at, instead of an exception in the middle of anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 
 
 class Interrupts:
-    """While active, counts SIGINT and SIGTERM. The first asks for a clean stop, a second for one at once."""
+    """While active, counts SIGINT, SIGTERM, SIGHUP. The first asks for a clean stop, a second for one at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -15,8 +15,9 @@ class Interrupts:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it
+                self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -27,4 +28,4 @@ class Interrupts:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
-        self.terminated = self.terminated or number == signal.SIGTERM
+        self.terminated = self.terminated or number != signal.SIGINT

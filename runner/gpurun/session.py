@@ -148,10 +148,12 @@ class Session:
         if self._store is not None:
             with contextlib.suppress(*self._forgive):
                 self._store.append_event(events.record(event, now))
-        self._observer.on_event(event, now)
+        with contextlib.suppress(OSError):  # a screen that is gone (a closed pipe or terminal) does not end a run
+            self._observer.on_event(event, now)
 
     def _tick(self) -> None:
-        self._observer.tick(time.time())
+        with contextlib.suppress(OSError):
+            self._observer.tick(time.time())
 
 
 def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> GpurunError:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ RUN_ID = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
 class Program:
     """A program in its own process group, whose stderr is read as it comes."""
 
-    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], keep: Sequence[int] = ()) -> None:
         self.lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
@@ -39,6 +39,7 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            pass_fds=keep,
         )
         self.stdout = ""
         self._readers = [threading.Thread(target=self._read_err), threading.Thread(target=self._read_out)]
@@ -149,12 +150,14 @@ class Place:
         path.write_text(yaml.safe_dump(campaign, sort_keys=False, allow_unicode=True), encoding="utf-8")
         return path
 
-    def start(self, *words: str, env: dict[str, str] | None = None, program: list[str] | None = None) -> Program:
+    def start(
+        self, *words: str, env: dict[str, str] | None = None, program: list[str] | None = None, keep: Sequence[int] = ()
+    ) -> Program:
         """Start gpurun with these arguments (or another program)."""
         # Every process that descends from this one inherits TMPDIR, whatever else its environment lost on the way.
         known = {**os.environ, "TMPDIR": str(self.temporary), "NO_COLOR": "1", **(env or {})}
         known.pop("CI", None)
-        started = Program([*(program or [sys.executable, "-m", "gpurun"]), *words], self.folder, known)
+        started = Program([*(program or [sys.executable, "-m", "gpurun"]), *words], self.folder, known, keep)
         self._started.append(started)
         return started
 

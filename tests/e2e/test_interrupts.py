@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,4 +161,24 @@ def test_a_second_run_on_a_host_is_refused_by_name_or_waits(place: Place) -> Non
     first.send(signal.SIGINT)
     assert first.finish() == 130
     assert waiting.finish() == 0, waiting.stderr
+    place.nothing_left()
+
+
+def test_a_terminal_that_is_closed_ends_the_run_cleanly(place: Place) -> None:
+    place.campaign(server=LATE)
+    program = place.bench()
+    program.wait_for("baseline  chat  starting")
+    program.send(signal.SIGHUP)
+    interrupted(place, program, 143)
+
+
+def test_a_screen_that_goes_away_does_not_end_the_run(place: Place) -> None:
+    place.campaign()
+    read, write = os.pipe()
+    os.close(read)
+    gone = ["bash", "-c", f'exec "$@" 2>&{write}', "bash", sys.executable, "-m", "gpurun"]
+    program = place.start("bench", "-c", "campaign.yml", "-i", "inventory.yml", "--json", program=gone, keep=[write])
+    os.close(write)
+    assert program.finish() == 0
+    assert json.loads(program.stdout)["samples"][0]["status"] == "measured"
     place.nothing_left()

@@ -86,7 +86,7 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         order="fixed",
         timeouts={"start": f"{START_S:g}s", "sample": "60s", "stop": "20s"},
     )
-    with HostFleet(1, bind={str(engine.folder): str(engine.folder)}, uv_cache=cache) as fleet:
+    with HostFleet(1, bind=engine.bind, uv_cache=cache) as fleet:
         host = fleet[0]
         try:
             program = place.start("bench", "-c", "campaign.yml", "-i", str(fleet.inventory_path), "--json")

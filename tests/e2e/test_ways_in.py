@@ -47,7 +47,7 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
         )
     )
     program = by_hand.start(
-        *("playbooks/bench.yml", "-i", "inventory.yml", "-e", "@vars.json"),
+        *(str(ROOT / "playbooks" / "bench.yml"), "-i", "inventory.yml", "-e", "@vars.json"),
         program=[str(Path(sys.executable).parent / "ansible-playbook")],
         env={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
     )

@@ -1,0 +1,140 @@
+"""The command line's frame: help without imports, one way out, errors as text and as one document."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gpurun import cli
+from gpurun.errors import ConfigError, ExitCode, HostError, InterruptedRunError, NotReadyError, Problem
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def call() -> Any:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("wrong"), 2),
+        (HostError("gone"), 3),
+        (NotReadyError("lacks"), 4),
+        (InterruptedRunError("interrupted"), 130),
+        (InterruptedRunError("interrupted", terminated=True), 143),
+        (click.UsageError("no such option"), 2),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("oops"), 70),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_every_way_to_fail_has_its_code_and_with_json_one_document(
+    error: BaseException,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpurun", "bench"])
+    assert cli.guarded(raising(error)) == code
+    plain = capsys.readouterr()
+    assert plain.out == ""
+    assert plain.err
+    monkeypatch.setattr(sys, "argv", ["gpurun", "bench", "--json"])
+    assert cli.guarded(raising(error)) == code
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert document["error"]["code"] == code
+    assert {"code", "message", "hint", "where"} <= document["error"].keys()
+    assert told.err.splitlines()[0] == plain.err.splitlines()[0]
+
+
+def test_an_error_brings_the_result_of_its_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = HostError("gone")
+    error.result = {"schema": "gpurun.result/1", "samples": []}
+    monkeypatch.setattr(sys, "argv", ["gpurun", "bench", "--json"])
+    assert cli.guarded(raising(error)) == 3
+    assert json.loads(capsys.readouterr().out).keys() == {"schema", "samples", "error"}
+
+
+def test_json_asked_for_by_the_environment_counts_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPURUN_BENCH_JSON", "1")
+    monkeypatch.setattr(sys, "argv", ["gpurun", "bench"])
+    cli.guarded(raising(ConfigError([Problem("one"), Problem("two")])))
+    assert len(json.loads(capsys.readouterr().out)["error"]["problems"]) == 2
+
+
+def test_a_bug_leaves_a_report_and_no_traceback_on_the_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.guarded(raising(RuntimeError("oops"))) == ExitCode.BUG
+    (report,) = tmp_path.iterdir()
+    assert "RuntimeError: oops" in report.read_text()
+    said = capsys.readouterr().err
+    assert str(report) in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("result", [None, 0, 1, ExitCode.REGRESSION])
+def test_a_verb_returns_its_exit_code(result: int | None) -> None:
+    assert cli.guarded(lambda: result) == (result or 0)
+
+
+def gpurun(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpurun", *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def test_a_misspelt_verb_is_told_the_nearest() -> None:
+    done = gpurun("bnech")
+    assert done.returncode == 2
+    assert "Did you mean 'bench'?" in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_names_every_verb_and_imports_none_of_them() -> None:
+    code = (
+        "import sys; from gpurun import cli; cli.guarded(lambda: cli.gpurun.main(['--help'], standalone_mode=False)); "
+    )
+    code += "print(sorted({'pydantic', 'rich', 'yaml', 'jinja2', 'ansible_runner', 'scipy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *text, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    for verb in cli.VERBS:
+        assert any(line.strip().startswith(verb) for line in text)
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_each_verb_exists_and_explains_itself(verb: str) -> None:
+    command = cli.LazyGroup().get_command(click.Context(cli.gpurun), verb)
+    assert command is not None
+    assert command.help
+    for parameter in command.params:
+        assert not isinstance(parameter, click.Option) or parameter.help or parameter.name in ("color",), parameter.name
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpurun", "schema"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
