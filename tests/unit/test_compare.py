@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -308,3 +309,16 @@ def test_a_run_that_ended_before_it_had_a_plan(tmp_path: Path) -> None:
 def test_samples_of_an_earlier_plan_are_not_judged() -> None:
     other = [Sample.model_validate({**s.model_dump(by_alias=True), "case": f"old-{s.case}"}) for s in stored.samples()]
     assert len(assess(stored.plan(), [*stored.samples(), *other]).samples) == 25
+
+
+def test_options_answer_to_their_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "20261130-0900-a1f3")
+    monkeypatch.setenv("GPURUN_RESULTS", str(tmp_path))
+    assert "a1f3" in call(runs_command).stdout
+    assert "▼ worse" in call(compare_command, "last").stdout
+    for name in ("bench", "stop", "doctor", "runs", "compare"):
+        command = importlib.import_module(f"gpurun.commands.{name}").command
+        assert "GPURUN_RESULTS" in [option.envvar for option in command.params], name
+    monkeypatch.setenv("GPURUN_RUNS_JSON", "1")
+    shown = CliRunner().invoke(runs_command, auto_envvar_prefix="GPURUN_RUNS", standalone_mode=False)
+    assert json.loads(shown.stdout)["schema"] == "gpurun.runs/1"

@@ -335,3 +335,9 @@ def test_texts() -> None:
     assert metric_name("accept_length") == "accept length"
     assert escape("a\x1b]0;t\x07b\u202ec\td\r\n") == "a\\x1b]0;t\\x07b\\u202ec d\\x0d\\x0a"
     assert shorten("\n\n  first line  \nsecond", 8) == "first l…"
+
+
+def test_the_heading_says_interleaved_only_where_it_was() -> None:
+    for change, said in (({}, True), ({"order": "random"}, True), ({"order": "fixed"}, False), ({"rounds": 1}, False)):
+        table = plain_text(results_table(assess({**stored.plan(), **change}, stored.samples())))
+        assert ("rounds, interleaved" in table) is said, change

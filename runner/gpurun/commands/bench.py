@@ -7,28 +7,17 @@ from pathlib import Path
 
 import click
 
+from gpurun.commands import options
 from gpurun.result import FailOn
 
 
 @click.command()
-@click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
-@click.option(
-    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
-)
-@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
-@click.option(
-    "--variant", "variants", multiple=True, metavar="NAME", help="only these variants and the baseline; repeatable"
-)
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="override a value of the file, such as rounds=3; repeatable",
-)
-@click.option(
-    "--results", type=click.Path(path_type=Path), metavar="DIR", help="where results go; default: as the campaign says"
-)
+@options.config
+@options.inventory
+@options.limit
+@options.variants
+@options.overrides
+@options.results(None, "where results go; default: as the campaign says")
 @click.option(
     "--fail-on",
     type=click.Choice(["failure", "regression", "never"]),
@@ -44,8 +33,8 @@ from gpurun.result import FailOn
     help="wait for a host that another run holds",
 )
 @click.option("--resume", metavar="RUN", help="go on with this run: what was measured with the same content is kept")
-@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON document")
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+@options.as_json
+@options.color
 @click.option("--progress/--no-progress", default=None, help="live line or plain lines; default: by the terminal")
 def command(
     config: str,

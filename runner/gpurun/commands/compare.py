@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gpurun.assess import assess, compare_runs
-from gpurun.commands.runs import json_option, print_json, results_option, show_run
+from gpurun.commands import options
+from gpurun.commands.runs import print_json, show_run
 from gpurun.compare import Effect
 from gpurun.errors import ExitCode
 from gpurun.result import comparison, regressed
@@ -19,8 +20,8 @@ from gpurun.terminal.tables import comparison_table
 @click.command("compare")
 @click.argument("run")
 @click.argument("other", required=False)
-@results_option
-@json_option
+@options.results("results")
+@options.as_json
 @click.option(
     "--fail-on",
     type=click.Choice(["regression", "never"]),
@@ -29,12 +30,12 @@ from gpurun.terminal.tables import comparison_table
     show_envvar=True,
     help="regression: exit with 6 where the primary metric is worse.",
 )
-def command(run: str, other: str | None, results_dir: Path, as_json: bool, fail_on: str) -> int:
+def command(run: str, other: str | None, results: Path, as_json: bool, fail_on: str) -> int:
     """Judge the variants of RUN against its baseline; or, with two runs, each variant of OTHER against that of RUN.
 
     A run is named by its id, either end of it, its directory, or `last`.
     """
-    effects = _two(results_dir, run, other, as_json) if other else show_run(results_dir, run, as_json).effects
+    effects = _two(results, run, other, as_json) if other else show_run(results, run, as_json).effects
     return int(ExitCode.REGRESSION if fail_on == "regression" and regressed(effects) else ExitCode.DONE)
 
 

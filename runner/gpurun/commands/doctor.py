@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpurun.commands import options
 from gpurun.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -14,12 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.option(
-    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
-)
-@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
-@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="print the findings as one JSON document")
+@options.inventory
+@options.limit
+@options.results("results")
+@options.as_json
 def command(inventory: Path | None, limit: str | None, results: Path, as_json: bool) -> int:
     """Check this machine and every host of the inventory. Changes nothing; each finding that matters has a fix.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gpurun.commands import options
 from gpurun.diagnose import Diagnosis, classify
 from gpurun.signatures import markers
 
@@ -53,7 +54,7 @@ def _show(path: str, told: Diagnosis) -> None:
 @click.argument("logfile")
 @click.option("--engine", help="The engine that wrote the log; found out from the log if not given.")
 @click.option("--exit-code", type=int, help="How the server's process ended (137 and -9 both mean SIGKILL).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options.as_json
 def command(logfile: str, engine: str | None, exit_code: int | None, as_json: bool) -> None:
     """Say why a server failed, from its log (`-` reads standard input).
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gpurun.cases import read_campaign
+from gpurun.commands import options
 from gpurun.errors import ConfigError
 from gpurun.paths import find_campaign
 from gpurun.plan import build
@@ -48,13 +49,11 @@ def read_facts(path: str) -> dict[str, dict[str, Any]]:
 
 
 @click.command("plan")
-@click.option("-c", "--config", "config", required=True, type=click.Path(), help="The campaign file.")
-@click.option("--variant", "variants", metavar="NAME", multiple=True, help="Only this variant, and the baseline.")
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change the campaign, typed like the file."
-)
+@options.config
+@options.variants
+@options.overrides
 @click.option("--facts", type=click.Path(), help="Facts of hosts as JSON; default: this machine, without GPUs.")
-@click.option("--json", "as_json", is_flag=True, help="The plan as one JSON document (plan.json).")
+@options.as_json
 def command(
     config: str, variants: tuple[str, ...], overrides: tuple[str, ...], facts: str | None, as_json: bool
 ) -> None:

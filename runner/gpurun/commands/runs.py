@@ -10,51 +10,40 @@ from typing import Any
 import click
 
 from gpurun.assess import Assessment, assess
+from gpurun.commands import options
 from gpurun.result import document
 from gpurun.store import find, list_runs
 from gpurun.terminal import Terminal
 from gpurun.terminal.tables import results_table, runs_table
 
-results_option = click.option(
-    "--results",
-    "results_dir",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    envvar="GPURUN_RESULTS",
-    show_envvar=True,
-    help="Folder that holds the runs.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, show_envvar=True, help="One JSON document on stdout.")
-
 
 @click.group("runs", invoke_without_command=True)
-@results_option
-@json_option
+@options.results("results")
+@options.as_json
 @click.pass_context
-def command(context: click.Context, results_dir: Path, as_json: bool) -> None:
+def command(context: click.Context, results: Path, as_json: bool) -> None:
     """List stored runs, newest first; `show` prints one again."""
-    context.obj = results_dir, as_json
+    context.obj = results, as_json
     if context.invoked_subcommand is not None:
         return
-    runs = list_runs(results_dir)
+    runs = list_runs(results)
     if as_json:
         print_json({"schema": "gpurun.runs/1", "runs": [asdict(run) for run in runs]})
     elif runs:
         Terminal().show(runs_table(runs))
     else:
-        Terminal().message(f"no runs in {results_dir}; `gpurun bench --config FILE` makes one")
+        Terminal().message(f"no runs in {results}; `gpurun bench --config FILE` makes one")
 
 
 @command.command("show")
 @click.argument("run")
-@click.option("--results", "results_dir", type=click.Path(path_type=Path), help="Folder that holds the runs.")
-@json_option
+@options.results(None)
+@options.as_json
 @click.pass_context
-def show(context: click.Context, run: str, results_dir: Path | None, as_json: bool) -> None:
+def show(context: click.Context, run: str, results: Path | None, as_json: bool) -> None:
     """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
     folder, json_too = context.obj  # options may stand before or after `show`
-    show_run(results_dir or folder, run, as_json or json_too)
+    show_run(results or folder, run, as_json or json_too)
 
 
 def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:

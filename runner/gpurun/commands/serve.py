@@ -6,20 +6,20 @@ from pathlib import Path
 
 import click
 
+from gpurun.commands import options
+
 
 @click.command("serve")
-@click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
+@options.config
 @click.option("--variant", metavar="NAME", help="which variant; default: the baseline")
-@click.option(
-    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
-)
-@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a value of the file; repeatable")
+@options.inventory
+@options.limit
+@options.overrides
 @click.option(
     "--for", "life", metavar="DURATION", default="1h", show_default=True, help="the host ends it after this time"
 )
-@click.option("--json", "as_json", is_flag=True, help="print what runs where as one JSON document")
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+@options.as_json
+@options.color
 def command(
     config: str,
     variant: str | None,

@@ -7,24 +7,17 @@ from typing import Any
 
 import click
 
+from gpurun.commands import options
 from gpurun.errors import ExitCode
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--all", "everything", is_flag=True, help="what any run left")
-@click.option(
-    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
-)
-@click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="to find a run by its short name",
-)
-@click.option("--json", "as_json", is_flag=True, help="print what was ended as one JSON document")
+@options.inventory
+@options.limit
+@options.results("results", "to find a run by its short name")
+@options.as_json
 def command(
     run: str | None, everything: bool, inventory: Path | None, limit: str | None, results: Path, as_json: bool
 ) -> int:

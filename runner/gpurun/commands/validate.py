@@ -5,15 +5,14 @@ from __future__ import annotations
 import click
 
 from gpurun.cases import read_campaign
+from gpurun.commands import options
 from gpurun.errors import ConfigError, Problem
 from gpurun.paths import find_campaign
 
 
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change the campaign, typed like the file."
-)
+@options.overrides
 def command(files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Check campaign files in every way that needs no host. All complaints come at once; nothing is touched."""
     problems: list[Problem] = []

@@ -1,0 +1,54 @@
+"""Options that several verbs share: one name, one meaning, one variable each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Option(click.Option):
+    """Answers to a variable named after the option, whatever the parameter is called: GPURUN_BENCH_SET for `--set`."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        name = self.opts[-1].lstrip("-").replace("-", "_").upper()
+        return super().resolve_envvar_value(ctx) or os.environ.get(f"{ctx.auto_envvar_prefix}_{name}")
+
+
+_CHANGE = "change a value of the campaign, typed like the file, such as rounds=3; repeatable"
+
+config = click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
+overrides = click.option("--set", "overrides", cls=_Option, multiple=True, metavar="KEY=VALUE", help=_CHANGE)
+variants = click.option(
+    "--variant",
+    "variants",
+    cls=_Option,
+    multiple=True,
+    metavar="NAME",
+    help="only these variants and the baseline; repeatable",
+)
+inventory = click.option(
+    "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
+)
+limit = click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
+as_json = click.option("--json", "as_json", cls=_Option, is_flag=True, help="one JSON document on stdout")
+color = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
+
+
+def results(default: str | None, told: str = "the folder that holds the runs") -> Callable[[_Command], _Command]:
+    """`--results`, which answers to GPURUN_RESULTS whatever the verb."""
+    return click.option(
+        "--results",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        default=default,
+        show_default=bool(default),
+        envvar="GPURUN_RESULTS",
+        show_envvar=True,
+        help=told,
+    )
