@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +20,6 @@ _WINDOW = 700
 _TRIES = 2000
 _HARD_WRAP_LIMIT = 256 * 1024
 _TELLING = re.compile(r"(?i)error|exception|fatal|fail|cannot|unable|abort|killed|denied|refused|timed? ?out|not found")
-_NOT_CAUSES = {
-    "SystemExit",
-    "KeyboardInterrupt",
-    "CancelledError",
-    "CalledProcessError",
-    "ChildFailedError",
-    "BrokenPipeError",
-    "EOFError",
-}
 
 
 @dataclass(frozen=True)
@@ -134,17 +126,14 @@ class Reading:
     def _hard_wrapped(self, after: int) -> Iterator[Hit]:
         """Matches in messages that a terminal broke in the middle of a word: the log read without its line feeds."""
         joined = self.log.text.replace("\n", "")
+        starts = [start - line for line, start in enumerate(self.log.starts)]
         for matcher in matchers():
             at = joined.find(matcher.needle)
             if at < 0 or matcher.signature.rank == "wrapper":
                 continue
             for match in matcher.regex.finditer(joined, max(0, at - 300), at + len(matcher.needle) + 300):
                 if match.start() <= at < match.end():
-                    line = next(
-                        i
-                        for i, start in enumerate([*self.log.starts[1:], len(joined) * 2])
-                        if start - i - 1 > match.start()
-                    )
+                    line = bisect_right(starts, match.start()) - 1
                     if self.log.starts[line] >= after and (hit := self._accept(matcher, match, line)):
                         yield hit
                     break
@@ -195,7 +184,11 @@ class Reading:
             if text.startswith("Exception ignored in") or "Task exception was never retrieved" in text:
                 ignored = True
             elif name := self.log.exception(line):
-                known = name in _NOT_CAUSES or any(one.needle in text for one in wrappers) or harmless().search(text)
+                known = (
+                    name in markers().not_causes
+                    or any(one.needle in text for one in wrappers)
+                    or harmless().search(text)
+                )
                 survived = any(at > line for phase, at in self.begun.items() if phase != "serving")
                 if not (ignored or known or survived or self.log.quiet(line)):
                     return line

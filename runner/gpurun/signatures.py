@@ -92,6 +92,7 @@ class Markers(Record):
     phases: dict[Phase, list[str]]
     frames: dict[Phase, list[str]]
     harmless: list[str]
+    not_causes: list[str]
     ends: dict[str, End]
 
 

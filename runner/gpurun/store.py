@@ -247,12 +247,17 @@ def _replacing(target: Path, *, keep: bool = True) -> Iterator[Path]:
 
 
 def _step_aside(path: Path) -> None:
-    """Give what is at `path`, if anything is, the first free name `NAME~1`, `NAME~2`, ..."""
+    """Keep what is at `path`, if anything is, under the first free name `NAME~1`, `NAME~2`, ...
+
+    A file stays until it is replaced, so that a run has its plan at every moment; a sample may be missing for one.
+    """
     number = 1
     while (older := path.with_name(f"{path.name}~{number}")).exists():
         number += 1
-    with contextlib.suppress(FileNotFoundError):
+    if path.is_dir():
         path.rename(older)
+    elif path.exists():
+        shutil.copy2(path, older)
 
 
 def _put(path: Path, content: bytes) -> None:

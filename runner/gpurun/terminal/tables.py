@@ -15,7 +15,7 @@ from gpurun import stats
 from gpurun.assess import Assessment
 from gpurun.compare import Case, Effect, Rule, failed, failure_class, group, measured, values
 from gpurun.store import RunSummary
-from gpurun.terminal.text import MISSING, escape, metric_name, metric_value, number, plural, shorten, signed
+from gpurun.terminal.text import MISSING, escape, metric_name, metric_value, number, percent, plural, shorten
 
 # A symbol and a word: colour only repeats them.
 _LOOKS = {
@@ -137,7 +137,7 @@ def _notes(notes: Sequence[str]) -> Iterator[RenderableType]:
 
 def _changes(effects: Sequence[Effect]) -> list[str]:
     """Each estimate with its interval, padded so that decimal points stand below each other."""
-    rows = [[signed(value) for value in (e.estimate, *(e.interval or ())) if value is not None] for e in effects]
+    rows = [[percent(value) for value in (e.estimate, *(e.interval or ())) if value is not None] for e in effects]
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     padded = [[text.rjust(width) for text, width in zip(row, widths, strict=False)] for row in rows]
     ends = [f" [{row[1]}, {row[2]}]" if row[1:] else "" for row in padded]

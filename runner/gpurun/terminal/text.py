@@ -20,12 +20,7 @@ _ASCII = {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v"
 
 def escape(text: str) -> str:
     """Text from a log or a server, harmless to a terminal: control characters are spelled out, tabs become a space."""
-    return _CONTROL.sub(_spell, text.replace("\t", " "))
-
-
-def _spell(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return _CONTROL.sub(lambda match: f"\\{'xu'[match[0] > 'ÿ']}{ord(match[0]):02x}", text.replace("\t", " "))
 
 
 def shorten(text: str, limit: int) -> str:
@@ -57,12 +52,7 @@ def number(value: float | None) -> str:
 
 
 def percent(change: float) -> str:
-    """A relative change with its sign, such as +12.0 %."""
-    return f"{signed(change)} %"
-
-
-def signed(change: float) -> str:
-    """The number of a percentage, with its sign: +12.0. A change beyond 1000 % has no decimals."""
+    """A relative change as a percentage without its symbol, such as +12.0; beyond 1000 % without decimals."""
     text = f"{100 * change:+.{int(abs(change) < 9.9995)}f}"
     return ("+0.0" if text == "-0.0" else text).replace("-", MINUS)
 
