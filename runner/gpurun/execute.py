@@ -7,6 +7,7 @@ disk before the next begins; what is left to do is always read from there.
 from __future__ import annotations
 
 import contextlib
+import queue
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from gpurun.config import Campaign
 from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError, NotReadyError
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
-from gpurun.playbooks import Controller, Outcome, TaskEvent
+from gpurun.playbooks import Controller, News, Outcome, Playbook, TaskEvent
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
 from gpurun.session import Session
 from gpurun.store import RunStore, find
 
+_RETURN_S = 60.0  # how long a host may be out of reach in the middle of a run
+_TICK_S = 0.5
 _STAGES: Mapping[str, events.Stage] = {
     "Start the server": "starting",
     "Send the load": "measuring",
@@ -68,6 +71,14 @@ def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, obse
             return _Run(options, campaign, cases, observer, interrupts, controller, secrets).whole()
 
 
+@dataclass
+class _Turn:
+    """One host's round in progress, and its samples that are not home yet."""
+
+    host: str
+    waiting: list[dict[str, Any]]
+
+
 class _Run(Session):
     """One run in progress."""
 
@@ -75,6 +86,7 @@ class _Run(Session):
         super().__init__(*of_the_session, wait_s=options.wait_s)
         self._options = options
         self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
+        self._away: dict[str, float] = {}  # since when a host does not answer
 
     def whole(self) -> BenchResult:
         """Everything, in order."""
@@ -107,8 +119,7 @@ class _Run(Session):
         )
         try:
             self._prepare(hosts)
-            for number in range(1, plan.rounds + 1):
-                self._round(number, hosts)
+            self._measure(hosts)
         except GpurunError as error:
             self._clean_up(hosts)
             raise self._cut_short(error) from None
@@ -123,21 +134,66 @@ class _Run(Session):
         self._emit(events.RunFinished("done", int(code)))
         return BenchResult(store, document, report, code)
 
-    def _round(self, number: int, hosts: Sequence[str]) -> None:
-        """Measure a round. A playbook that breaks on one sample costs that sample: the next one goes on after it."""
-        while live := [host for host in hosts if host not in self._lost and self._pending(host, number)]:
-            positions = {host: self._pending(host, number) for host in live}
-            playbook = self._controller.start("measure", self._variables(gpurun_rounds=[number]), hosts=live)
-            for event in self._follow(playbook):
-                self._on_task(event, positions)
-            self._note_lost(playbook.outcome, unreachable_only=True)
-            self._give_up(number, live, playbook.outcome)
-        for host in hosts:
-            if host in self._lost:
-                self._skip_lost(host, number)
+    def _measure(self, hosts: Sequence[str]) -> None:
+        """Each host at its own pace: a playbook run for each of its rounds, side by side with those of the others."""
+        news: News = queue.Queue()
+        turns: dict[Playbook, _Turn] = {}
+        idle = dict.fromkeys(hosts, 0.0)  # when each host takes its next turn
+        while turns or (idle and not self._interrupts.count):
+            self._tick()
+            if self._interrupts.count:
+                for playbook in turns:
+                    playbook.cancel()
+                if self._interrupts.count > 1:
+                    break
+            for host in [] if self._interrupts.count else [host for host in idle if time.monotonic() >= idle[host]]:
+                del idle[host]
+                turns |= self._take_turn(host, news)
+            with contextlib.suppress(queue.Empty):
+                playbook, event = news.get(timeout=_TICK_S)
+                if event is not None:
+                    self._on_task(event, turns[playbook].waiting)
+                else:
+                    turn = turns.pop(playbook)
+                    self._end_turn(turn, playbook.outcome)
+                    idle[turn.host] = time.monotonic() + (_TICK_S if turn.host in self._away else 0)
+        if self._interrupts.count:
+            raise self._interrupted()
 
-    def _on_task(self, event: TaskEvent, positions: dict[str, list[dict[str, Any]]]) -> None:
-        waiting, task = positions.get(event.host), event.task.rpartition(" : ")[2]
+    def _take_turn(self, host: str, news: News) -> dict[Playbook, _Turn]:
+        """Start the next round of a host; nothing if it is done, or lost."""
+        pending = self._pending(host)
+        if host in self._lost:
+            self._skip_lost(pending)
+        if not pending or host in self._lost:
+            return {}
+        number = pending[0]["round"]
+        variables = self._variables(gpurun_rounds=[number])
+        playbook = self._controller.start("measure", variables, hosts=[host], news=news)
+        return {playbook: _Turn(host, [planned for planned in pending if planned["round"] == number])}
+
+    def _end_turn(self, turn: _Turn, outcome: Outcome) -> None:
+        """A playbook that breaks on one sample costs that sample. A lost connection costs nothing, if it comes back in
+        time: jobs go on without it, and the next turn takes them up. Whatever else ends the run."""
+        host, now = turn.host, time.monotonic()
+        if host in outcome.unreachable:
+            since = self._away.setdefault(host, now)
+            if now - since > _RETURN_S:
+                self._note_lost(outcome, unreachable_only=True)
+            elif since == now:
+                why = reachability.explain(outcome.unreachable[host]).message
+                self._emit(events.Notice(f"{why}; trying again for {_RETURN_S:g} s", host))
+        elif host in outcome.failed:
+            why = outcome.failed[host]
+            self._emit(events.Notice(f"a task failed: {why}", host))
+            self._lose(
+                self._pending(host)[0], "unknown", why, "this is not a failure of the server; see `events.jsonl`"
+            )
+        elif outcome.status not in ("successful", "canceled"):
+            raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
+
+    def _on_task(self, event: TaskEvent, waiting: list[dict[str, Any]]) -> None:
+        task = event.task.rpartition(" : ")[2]
         if task == "Stop the server":  # that of the sample before, which is home already
             if event.kind == "start" and event.host in self._home:
                 self._emit(events.SampleStage(self._home[event.host], "stopping"))
@@ -150,6 +206,7 @@ class _Run(Session):
         elif event.kind == "retry" or (event.kind == "ok" and "job" in event.result):
             self._on_job(where, event.result.get("job") or {})
         if event.kind == "ok" and task == "Bring the sample home":
+            self._away.pop(event.host, None)
             planned = waiting.pop(0)
             sample = self._find(planned)
             self._home[event.host] = where
@@ -168,20 +225,9 @@ class _Run(Session):
             )
         )
 
-    def _give_up(self, number: int, live: Sequence[str], outcome: Outcome) -> None:
-        """Record the sample that a broken task cost, so that the round can go on; one that did nothing ends all."""
-        for host in live:
-            if host in outcome.failed:
-                why = outcome.failed[host]
-                self._emit(events.Notice(f"a task failed: {why}", host))
-                planned = self._pending(host, number)[0]
-                self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
-        if outcome.status != "successful" and not outcome.failed and not outcome.unreachable:
-            raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
-
-    def _skip_lost(self, host: str, number: int) -> None:
-        for planned in self._pending(host, number):
-            trouble = reachability.explain(self._lost[host])
+    def _skip_lost(self, pending: Sequence[dict[str, Any]]) -> None:
+        for planned in pending:
+            trouble = reachability.explain(self._lost[planned["host"]])
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
@@ -189,9 +235,9 @@ class _Run(Session):
         sample = steps.not_measured(self._store, planned, klass, "serving", proof, advice)
         self._emit(events.SampleFinished(_where(planned), sample))
 
-    def _pending(self, host: str, number: int) -> list[dict[str, Any]]:
+    def _pending(self, host: str) -> list[dict[str, Any]]:
         assert self._store is not None
-        return steps.pending(self._store, host, [number])
+        return steps.pending(self._store, host)
 
     def _find(self, planned: Mapping[str, Any]) -> Sample:
         assert self._store is not None

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ansible_runner
 
@@ -103,12 +103,16 @@ def message_of(result: Mapping[str, Any]) -> str:
     return ": ".join(filter(None, [str(result.get("msg") or "").strip(), said])) or str(result)
 
 
+News: TypeAlias = "queue.Queue[tuple[Playbook, TaskEvent | None]]"
+"""What comes from playbooks that share a queue, as it comes; None: that playbook has ended."""
+
+
 class Playbook:
     """One running playbook: iterate over `events()` until it ends, then read `outcome`."""
 
-    def __init__(self, config: Any, pidfile: Path, fifo: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, config: Any, pidfile: Path, fifo: Path, environment: Mapping[str, str], news: News) -> None:
         self.outcome = Outcome()
-        self._queue: queue.Queue[TaskEvent | None] = queue.Queue()
+        self._queue = news
         self._cancel_at: float | None = None
         self._pidfile = pidfile
         self._fifo = fifo
@@ -124,12 +128,11 @@ class Playbook:
         """Task events as they come; None after each `timeout_s` of silence, for the caller to look at the clock."""
         while True:
             try:
-                event = self._queue.get(timeout=timeout_s)
+                _, event = self._queue.get(timeout=timeout_s)
             except queue.Empty:
                 yield None
                 continue
             if event is None:
-                self._thread.join()
                 return
             yield event
 
@@ -159,7 +162,7 @@ class Playbook:
                 self.outcome.status = "canceled"
             with contextlib.suppress(OSError):  # unblock the writer where the child died before it read
                 os.close(os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK))
-            self._queue.put(None)
+            self._queue.put((self, None))
 
     def _on_event(self, event: dict[str, Any]) -> bool:
         data = event.get("event_data") or {}
@@ -175,7 +178,7 @@ class Playbook:
                 self.outcome.unreachable[task.host] = message_of(result)
             elif kind == "failed" and not task.ignored:
                 self.outcome.failed[task.host] = f"{task.task}: {message_of(result)}"
-            self._queue.put(task)
+            self._queue.put((self, task))
         elif name in ("error", "verbose", "warning") and event.get("stdout"):
             self.outcome.output = (self.outcome.output + str(event["stdout"]) + "\n")[-8000:]
         return False  # keep no event files: they may hold what a log must not
@@ -222,8 +225,18 @@ class Controller:
                 )
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def start(self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None) -> Playbook:
-        """Start `playbooks/<name>.yml` with extra variables; `hosts` narrows the limit."""
+    def start(
+        self,
+        name: str,
+        variables: Mapping[str, Any],
+        *,
+        hosts: Sequence[str] | None = None,
+        news: News | None = None,
+    ) -> Playbook:
+        """Start `playbooks/<name>.yml` with extra variables; `hosts` narrows the limit.
+
+        Playbooks that run side by side share `news`: read that instead of their `events()`.
+        """
         self._count += 1
         work = self.directory / f"{self._count:03d}-{name}"
         work.mkdir(mode=0o700)
@@ -252,7 +265,7 @@ class Controller:
         own["ANSIBLE_HOST_KEY_CHECKING"] = os.environ.get(
             "ANSIBLE_HOST_KEY_CHECKING", "True"
         )  # the runner turns it off
-        return Playbook(config, pidfile, fifo, {**self._environment, **own})
+        return Playbook(config, pidfile, fifo, {**self._environment, **own}, queue.Queue() if news is None else news)
 
     def run(
         self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None
