@@ -260,6 +260,9 @@ def _outcome(
     parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
     problem = parsers.invalid(parsed, planned["load"]["error_rate"])
     if problem is not None:
+        # A server may outlive its engine, and answer with errors.
+        if diagnose.classify(log, engine=engine).klass not in ("none", "unknown"):
+            return _explain(log, engine, server, "serving"), {}
         return Failure.model_validate(
             {"class": "invalid_measurement", "phase": "serving", "proof": problem, "advice": _ADVICE_INVALID}
         ), {}

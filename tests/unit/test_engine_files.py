@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible.module_utils.gpurun_host import ENGINES as LOOKED_FOR
 
-from gpurun.engines import flags_argv, load_engine
+from gpurun.engines import engine_names, flags_argv, load_engine
 
 ENGINES = ("sglang", "vllm", "trtllm", "transformers")
 
@@ -54,6 +55,10 @@ def test_the_file_keeps_the_contract(name: str) -> None:
     assert {"host", "port"} <= set(engine.flags.reserved)
     assert engine.ready.generate is not None, "only a generation proves that a server is ready"
     assert engine.ready.answer
+
+
+def test_a_hosts_own_programs_are_looked_for() -> None:
+    assert {load_engine(name).binary for name in engine_names()} - {None} == set(LOOKED_FOR)
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,21 @@ def test_client_that_notices_first_that_its_server_died_does_not_hide_it(job: Jo
     client = start_client(Job(job.home, "run1", "client"), *python(code), str(job.report()["pid"]))
     await_end(client, 10, job)
     assert client.report()["status"] == "failed"
+    assert (job.report()["status"], job.report()["signal"]) == ("failed", signal.SIGKILL)
+
+
+def test_a_client_whose_last_requests_failed_waits_for_what_becomes_of_the_server(job: Job) -> None:
+    """An engine can be dead for seconds before its server is: vLLM's. The client has ended well by its own account."""
+    start_server(job)
+    await_ready(job, 10)
+    code = """open("progress.json", "w").write('{"failed": 1, "failing": true}')"""
+    client = start_client(Job(job.home, "run1", "client"), *python(code))
+    pid = job.report()["pid"]
+    killer = threading.Thread(target=lambda: eventually(client.is_over) and os.kill(pid, signal.SIGKILL))
+    killer.start()
+    await_end(client, 10, job)
+    killer.join()
+    assert client.report()["status"] == "exited"
     assert (job.report()["status"], job.report()["signal"]) == ("failed", signal.SIGKILL)
 
 

@@ -180,7 +180,9 @@ def test_sigterm_keeps_what_was_measured(client: Client, tmp_path: Path) -> None
     assert raw["interrupted"] is True
     assert len(raw["requests"]) >= 4
     assert all(request["ok"] for request in raw["requests"])
-    assert set(json.loads(progress.read_text())) == {"done", "total", "failed", "output_tokens", "elapsed_s"}
+    told = json.loads(progress.read_text())
+    assert set(told) == {"done", "total", "failed", "failing", "output_tokens", "elapsed_s"}
+    assert told["failing"] is False
 
 
 def test_sigterm_in_the_warm_up(client: Client) -> None:

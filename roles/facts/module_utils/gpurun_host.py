@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 ROOT = "/"  # where the system's files are read; tests point it at a tree of their own
-COMMANDS = ("llama-server", "docker", "podman", "nvidia-smi", "systemd-run")
+ENGINES = ("llama-server", "vllm", "sglang", "trtllm-serve", "transformers")
+COMMANDS = (*ENGINES, "docker", "podman", "nvidia-smi", "systemd-run")
 # Where GPU clouds and WSL put nvidia-smi, and what a non-login ssh session leaves out of PATH.
 _MORE_PATHS = (
     "/usr/local/bin",

@@ -12,7 +12,9 @@ from ansible.module_utils.gpurun_processes import handle
 from ansible.module_utils.gpurun_stop import end_with_reason, stop
 
 _POLL_S = 0.05
-_CAUSE_S = 1.0  # a client that fails may have noticed the death of its server before the server's supervisor has
+# A client notices a death before the server's own process is over: vLLM's looks for its engine every 5 s, and meanwhile
+# answers with errors.
+_CAUSE_S = 8.0
 
 
 def await_ready(job: Job, wait_s: float) -> None:
@@ -31,9 +33,15 @@ def await_end(job: Job, wait_s: float, server: Job | None = None) -> None:
         _sleep_until_one_ends(jobs, until - time.monotonic())
     if server is not None and server.is_over() and not job.is_over():
         end_with_reason(job, "server_died", f"the server {server.name} ended while the load ran")
-    if server is not None and job.report()["status"] == "failed":
+    if server is not None and job.is_over() and _in_trouble(job):
         server.wait(_CAUSE_S, lambda: False)
     _tidy(job)
+
+
+def _in_trouble(client: Job) -> bool:
+    """Whether the client failed, or the last of its requests did."""
+    report = client.report()
+    return report["status"] == "failed" or bool((report["progress"]["progress_file"] or {}).get("failing"))
 
 
 def _sleep_until_one_ends(jobs: Sequence[Job], seconds: float) -> None:

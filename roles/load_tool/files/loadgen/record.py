@@ -43,6 +43,7 @@ class Progress:
             "done": len(window.ended),
             "total": window.total,
             "failed": failed,
+            "failing": bool(window.ended) and window.ended[-1].stream.error is not None,
             "output_tokens": tokens,
             "elapsed_s": round(now - window.start / 1e9, 3),
         }

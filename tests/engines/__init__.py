@@ -1,0 +1,1 @@
+"""Real inference engines for tests, on machines without a GPU."""
