@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.complaints import Complaints, nearest
-from gpurun.config import Benchmark, Campaign, Server, keys_at
+from gpurun.config import Benchmark, Campaign, Server, apply_overrides
 from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.overrides import apply_overrides
 from gpurun.resolve import BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve, settings
 from gpurun.tree import Node, digest
 
@@ -57,7 +56,7 @@ def check(document: Document, overrides: Sequence[str] = (), only: Sequence[str]
     """The same for a document: the campaign with each `--set` value applied, and its cases: the baseline's, then its
     variants' (only these, if given)."""
     document = apply_overrides(document, overrides)
-    complaints = Complaints(keys_at, document.problems)
+    complaints = Complaints(document.problems)
     campaign = complaints.read(Campaign, document.root)
     cases = _Expansion(complaints.leave_out(document.root), complaints).cases(only)
     if campaign is None or complaints.problems:
@@ -147,7 +146,7 @@ class _Expansion:
                 self.complaints.add(message, axis.values[number])
 
     def print(self, variant: str, point: Point = ()) -> str:
-        return fingerprint(check_server(self.merged(variant, point), Complaints(keys_at)))
+        return fingerprint(check_server(self.merged(variant, point), Complaints()))
 
     def case(
         self, variant: str, benchmark: str, load: Benchmark, point: Point, resolved: tuple[Server, Engine], merged: Node

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gpurun.config import keys_at
 from gpurun.errors import Problem
-from gpurun.fields import FORMS, Complaint
+from gpurun.fields import MESSAGES, Complaint
 from gpurun.tree import KeyPath, Node
 
 _M = TypeVar("_M", bound=BaseModel)
-_MUST = {
-    "string_type": "be text, not {found}",
-    "int_type": "be a whole number, not {found}",
-    "int_from_float": "be a whole number, not {found}",
-    "float_type": "be a number, not {found}",
-    "bool_type": "be true or false, not {found}",
-    "list_type": "be a list, not {found}",
-    "dict_type": "be a mapping, not {found}",
-    "model_type": "be a mapping, not {found}",
-    "model_attributes_type": "be a mapping, not {found}",
-    "greater_than": "be more than {gt:g}, not {written}",
-    "greater_than_equal": "be at least {ge:g}, not {written}",
-    "less_than_equal": "be at most {le:g}, not {written}",
-    "finite_number": "be finite, not {written}",
-    "too_short": "not be empty",
-    "string_too_short": "not be empty",
-}
-Keys = Callable[[KeyPath], "dict[str, str] | None"]
-"""The keys that the file's format knows at a path -> what each is for; None where any key is right."""
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -52,8 +34,7 @@ class Complaints:
     """Problems so far. `left_out` are the paths in the file whose values are left out because of one: what may only
     follow from that is not said as well."""
 
-    def __init__(self, keys: Keys, problems: Iterable[Problem] = ()) -> None:
-        self.keys = keys
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self.problems = list(problems)
         self.left_out: list[KeyPath] = []
         self._wrong: list[KeyPath] = []
@@ -109,49 +90,43 @@ class Complaints:
     def _said(self, detail: ErrorDetails, node: Node, under: KeyPath) -> dict[str, Any]:
         """The arguments of `add` for one of pydantic's errors."""
         path, kind, context, given = detail["loc"], detail["type"], detail.get("ctx", {}), detail["input"]
-        key = path[-1:] == ("[key]",)
-        error = context.get("error")
+        key, error = path[-1:] == ("[key]",), context.get("error")
         path = (path[:-1] if key else path) + ((error.at,) if isinstance(error, Complaint) and error.at else ())
-        where = f"`{dotted(path)}`"
-        inside = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
-        said: dict[str, Any] = {"path": path, "key": key or kind in ("extra_forbidden", "missing")}
-        if kind == "extra_forbidden":
-            return said | self._unknown((*under, *path)) | {"message": f"unknown key `{path[-1]}`{inside}"}
-        if kind == "missing":
-            about = (self.keys((*under, *path[:-1])) or {}).get(str(path[-1]))
-            hint = f"`{path[-1]}`: {about}" if about else None
-            return said | {"message": f"missing key `{path[-1]}`{inside}", "hint": hint}
-        if kind == "value_error" and isinstance(error, Complaint):
-            return said | {
-                "message": f"{where}: {error}", "allowed": error.allowed, "word": str(given), "hint": error.hint
-            }  # fmt: skip
         below = node.at(*path)
-        written = below.source if below else repr(given)
-        if kind == "literal_error":
-            allowed = tuple(re.findall(r"'([^']*)'", context["expected"])) or (context["expected"],)
-            return said | {"message": f"{where} cannot be `{written}`", "allowed": allowed, "word": str(given)}
-        if kind == "string_pattern_mismatch":
-            message, hint = FORMS[context["pattern"]]
-            return said | {"message": f"{where}: {message.format(given)}", "hint": hint}
-        if kind in _MUST:
-            must = _MUST[kind].format(found=_found(given, written), written=written, **context)
-            number = kind == "string_type" and isinstance(given, (int, float))
-            hint = f'YAML reads {written} as a number or switch; write "{written}" in quotes' if number else None
-            return said | {"message": f"{where} must {must}", "hint": hint}
-        return said | {"message": f"{where}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"}
+        words: dict[str, Any] = {
+            "where": f"`{dotted(path)}`",
+            "inside": f" in `{dotted(path[:-1])}`" if path[:-1] else "",
+            "last": path[-1] if path else "",
+            "written": below.source if below else repr(given),
+        }
+        words |= {"found": _found(given, words["written"]), **context}
+        message = MESSAGES["errors"].get(kind, f"{{where}}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
+        said = {"message": message.format(**words), "path": path, "key": key or kind in ("extra_forbidden", "missing")}
+        if kind == "extra_forbidden":
+            said |= _unknown((*under, *path))
+        elif kind == "missing":
+            about = (keys_at((*under, *path[:-1])) or {}).get(str(path[-1]))
+            said["hint"] = f"`{path[-1]}`: {about}" if about else None
+        elif isinstance(error, Complaint):
+            said |= {"allowed": error.allowed, "word": str(given), "hint": error.hint}
+        elif kind == "literal_error":
+            allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
+            said |= {"allowed": allowed, "word": str(given)}
+        elif kind == "string_type" and isinstance(given, (int, float)):
+            said["hint"] = f'YAML reads {words["written"]} as a number or switch; write "{words["written"]}" in quotes'
+        return said
 
-    def _unknown(self, path: KeyPath) -> dict[str, Any]:
-        allowed, key = tuple(self.keys(path[:-1]) or ()), str(path[-1])
-        homes = [name for name in self.keys(()) or () if name != path[0] and key in (self.keys((name,)) or ())]
-        hint = f"`{key}` belongs under `{homes[0]}`" if homes and nearest(key, allowed) is None else None
-        return {"allowed": allowed, "word": key, "hint": hint}
+
+def _unknown(path: KeyPath) -> dict[str, Any]:
+    allowed, key, top = tuple(keys_at(path[:-1]) or ()), str(path[-1]), keys_at(()) or {}
+    homes = [name for name in top if name != path[0] and key in (keys_at((name,)) or ())]
+    hint = f"`{key}` belongs under `{homes[0]}`" if homes and nearest(key, allowed) is None else None
+    return {"allowed": allowed, "word": key, "hint": hint}
 
 
 def _found(value: object, written: str) -> str:
-    if isinstance(value, bool):
-        return f"the switch {written}"
-    if isinstance(value, (int, float)):
-        return f"the number {written}"
+    if isinstance(value, (bool, int, float)):
+        return f"the {'switch' if isinstance(value, bool) else 'number'} {written}"
     if isinstance(value, str):
         return f"the text {value!r}"
     return "nothing" if value is None else "a mapping" if isinstance(value, dict) else "a list"

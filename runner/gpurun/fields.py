@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
-from pydantic.fields import FieldInfo
+import yaml
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from gpurun.engines import engine_names
 
@@ -19,8 +21,11 @@ METRICS = (
 )
 """What a campaign can judge by: the names that `parsers` gives."""
 
-FORMS: dict[str, tuple[str, str | None]] = {}
-"""Pattern of a text -> what is said of a text that does not have this form, and the next step."""
+MESSAGES: dict[str, dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).resolve().parent / "data" / "messages.yml").read_text(encoding="utf-8")
+)
+_DURATION = r"^(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?$"
+_PERCENTAGE = r"^(\d+(?:\.\d+)?)\s*%$"
 
 
 class Complaint(ValueError):
@@ -31,11 +36,22 @@ class Complaint(ValueError):
         self.at, self.hint, self.allowed = at, hint, tuple(allowed)
 
 
-def _form(pattern: str, message: str, hint: str | None = None) -> FieldInfo:
-    """Text of this form; the JSON Schema says the same."""
-    FORMS[pattern] = (message, hint)
-    field: FieldInfo = Field(pattern=pattern)
-    return field
+class _Form:
+    """Text of a form that data/messages.yml describes; the JSON Schema has the same pattern."""
+
+    def __init__(self, name: str) -> None:
+        self.form = MESSAGES["forms"][name]
+
+    def check(self, value: str) -> str:
+        if not re.search(self.form["pattern"], value) or "\n" in value:
+            raise Complaint(self.form["says"].format(value), hint=self.form.get("hint"))
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.form["pattern"]}
 
 
 def duration(value: object) -> float:
@@ -67,12 +83,6 @@ def _time_limit(value: object) -> float:
     return seconds
 
 
-def _not_baseline(value: str) -> str:
-    if value == "baseline":
-        raise Complaint("a variant cannot be called `baseline`", hint="the baseline has its own key at the top")
-    return value
-
-
 def _flag_key(value: str) -> str:
     if not re.fullmatch(r"[^-\s=][^\s=]*", value):
         bare = re.split(r"[=\s]", value.strip().lstrip("-"))[0]
@@ -82,16 +92,10 @@ def _flag_key(value: str) -> str:
 
 
 def _flag_value(value: object) -> object:
-    if value == [] and isinstance(value, list):
+    if isinstance(value, list) and not value:
         raise Complaint("an empty list gives no argument", hint="`null` removes an inherited flag")
     if isinstance(value, list) and any(item is None or isinstance(item, (bool, list)) for item in value):
         raise Complaint("a list holds texts, numbers and maps only", hint="put true, false or null in quotes")
-    return value
-
-
-def _not_ours(value: str) -> str:
-    if value.startswith("GPURUN_"):
-        raise Complaint(f"the variable `{value}` is gpurun's own", hint="choose another name")
     return value
 
 
@@ -103,17 +107,19 @@ def _env_value(value: object) -> object:
 
 def _engine(value: str) -> str:
     engine, equals, version = value.partition("==")
-    if engine not in engine_names():
-        raise Complaint(f"there is no engine `{engine}`", allowed=engine_names())
+    _one_of("engine", engine_names())(engine)
     if equals and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*", version):
         raise Complaint(f"`{version}` is not a version", hint=f"write `{engine}` or `{engine}==1.2.3`")
     return value
 
 
-def _metric(value: str) -> str:
-    if value not in METRICS:
-        raise Complaint(f"there is no metric `{value}`", allowed=METRICS)
-    return value
+def _one_of(what: str, names: Sequence[str]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in names:
+            raise Complaint(f"there is no {what} `{value}`", allowed=names)
+        return value
+
+    return check
 
 
 def _url(value: str) -> str:
@@ -124,74 +130,27 @@ def _url(value: str) -> str:
 
 
 def _endpoint(value: object) -> object:
-    if value is False or (isinstance(value, str) and value.startswith("/")):
-        return value
-    raise Complaint("a path of the server begins with `/`", hint="`false` leaves this check out")
+    return value if value is False else _Form("endpoint").check(str(value))
 
 
-def _relative(value: str) -> str:
-    if not value or value.startswith("/") or ".." in value.split("/"):
-        raise Complaint("a file of a model is named by its path inside it, without `..`")
-    return value
+def _schema(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
-_DURATION = r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?"
-_PERCENTAGE = r"(\d+(?:\.\d+)?)\s*%"
-
-Duration = Annotated[
-    float, BeforeValidator(_time_limit), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION}$"})
-]
-Percentage = Annotated[
-    float, BeforeValidator(percentage), WithJsonSchema({"type": "string", "pattern": f"^{_PERCENTAGE}$"})
-]
-Name = Annotated[
-    str,
-    _form(
-        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        "the name {!r} cannot be used: names become directory names",
-        "use letters, digits, `.`, `_` and `-`, beginning with a letter or digit, at most 64",
-    ),
-]
-VariantName = Annotated[Name, AfterValidator(_not_baseline)]
+Duration = Annotated[float, BeforeValidator(_time_limit), _schema(_DURATION)]
+Percentage = Annotated[float, BeforeValidator(percentage), _schema(_PERCENTAGE)]
+Name = Annotated[str, _Form("name")]
+VariantName = Annotated[str, _Form("name"), _Form("not_baseline")]
 FlagKey = Annotated[str, AfterValidator(_flag_key)]
-FlagValue = Annotated[
-    Any,
-    BeforeValidator(_flag_value),
-    WithJsonSchema({"type": ["string", "number", "boolean", "null", "array", "object"]}),
-]
-EnvKey = Annotated[
-    str,
-    _form(r"^[A-Za-z_][A-Za-z0-9_]*$", "{!r} is not the name of an environment variable"),
-    AfterValidator(_not_ours),
-]
+FlagValue = Annotated[Any, BeforeValidator(_flag_value)]
+EnvKey = Annotated[str, _Form("env_key"), _Form("not_ours")]
 EnvValue = Annotated[str | None, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "integer", "null"]})]
-Secret = Annotated[
-    str,
-    _form(
-        r"^[A-Z_][A-Z0-9_]*$",
-        "a secret is the name of an environment variable in capitals",
-        "write the name of the variable only; its value comes from your environment or a credential",
-    ),
-]
-EngineName = Annotated[
-    str,
-    AfterValidator(_engine),
-    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(engine_names())})(==.+)?$"}),
-]
-MetricName = Annotated[str, AfterValidator(_metric), WithJsonSchema({"type": "string", "enum": list(METRICS)})]
-AbsolutePath = Annotated[str, _form("^/", "an absolute path begins with `/`")]
-Wheel = Annotated[
-    str, _form(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!]*$", "a wheel is pinned as `name==version`")
-]
-Sha256 = Annotated[
-    str,
-    _form("^[0-9a-fA-F]{64}$", "a sha256 is 64 hexadecimal digits", "`sha256sum FILE` prints it"),
-    AfterValidator(str.lower),
-]
+Secret = Annotated[str, _Form("secret")]
+EngineName = Annotated[str, AfterValidator(_engine), _schema(f"^({'|'.join(engine_names())})(==.+)?$")]
+MetricName = Annotated[str, AfterValidator(_one_of("metric", METRICS)), WithJsonSchema({"enum": list(METRICS)})]
+AbsolutePath = Annotated[str, _Form("absolute_path")]
+Wheel = Annotated[str, _Form("wheel")]
+Sha256 = Annotated[str, _Form("sha256"), AfterValidator(str.lower)]
 Url = Annotated[str, AfterValidator(_url)]
-Endpoint = Annotated[
-    Any,
-    BeforeValidator(_endpoint),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^/"}, {"const": False}]}),
-]
-RelativeFile = Annotated[str, AfterValidator(_relative)]
+Endpoint = Annotated[Any, AfterValidator(_endpoint), WithJsonSchema({"type": ["string", "boolean"]})]
+RelativeFile = Annotated[str, _Form("relative_file")]

@@ -26,13 +26,7 @@ MAX_DEPTH = 64
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+][0-9]+)?|[-+]?(0|[1-9][0-9]*)\.([eE][-+][0-9]+)?")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
-_TRAPS = (
-    (r"yes|no|on|off", "is true or false to some YAML parsers and text to others"),
-    (r"[-+]?0o?[0-9_]+", "is an octal number to some YAML parsers and a decimal one to others"),
-    (r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?", "is a number of seconds to some YAML parsers and text to others"),
-    (r"[-+]?(0[xb][\da-f_]+|\d[\d_]*_[\d_]*(\.[\d_]*)?)", "is a number to some YAML parsers and text to others"),
-    (r"[-+]?\.(inf|nan)", "is not a number that gpurun can use"),
-)
+_TRAP = re.compile(r"[-+]?(0o?[0-9_]+|\.(inf|nan))", re.IGNORECASE)  # not the same to YAML 1.2 as to PyYAML
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")
 
 
@@ -165,20 +159,20 @@ class _Reader:
         if tag not in _PLAIN_TAGS or (node.style is not None and tag != "str"):
             self.complain(f"the tag `{node.tag}` is not supported", node, "leave the tag out")
             return text
-        if node.style is not None:
+        if node.style is not None or (tag == "str" and not _TRAP.fullmatch(text)):
             return text
-        if tag != "str":
-            if text in (text.lower(), text.upper(), text.title()) and text.lower() in _WORDS:
-                return _WORDS[text.lower()]
-            if _INT.fullmatch(text) and len(text) < 100:
-                return int(text)
-            if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
-                return float(text)
-        for pattern, why in _TRAPS:
-            if re.fullmatch(pattern, text, re.IGNORECASE):
-                other = {"yes": ", or true", "on": ", or true", "no": ", or false", "off": ", or false"}
-                self.complain(f"`{text}` {why}", node, f'write "{text}" in quotes{other.get(text.lower(), "")}')
-                break
+        if text in (text.lower(), text.upper(), text.title()) and text.lower() in _WORDS:
+            return _WORDS[text.lower()]
+        if _INT.fullmatch(text) and len(text) < 100:
+            return int(text)
+        if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
+            return float(text)
+        if tag not in ("timestamp", "value", "merge"):  # PyYAML, which reads YAML 1.1, sees something else in it
+            kind, other = "a number", ""
+            if tag == "bool":
+                kind, other = "true or false", f", or {str(text.lower() in ('yes', 'on')).lower()}"
+            message = f"`{text}` is {kind} to some YAML parsers and text to others"
+            self.complain(message, node, f'write "{text}" in quotes{other}')
         return text
 
     def complain(self, message: str, node: yaml.Node, hint: str | None = None) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.complaints import Complaints, dotted, nearest
-from gpurun.config import Benchmark, Server, keys_at
-from gpurun.overrides import split_path
+from gpurun.config import Benchmark, Server, keys_at, split_path
 from gpurun.resolve import BASELINE, layers
 from gpurun.tree import KeyPath, Node, node_of
 
@@ -49,6 +48,8 @@ def same(a: Any, b: Any) -> bool:
 
 def benchmark_at(root: Node, name: str, point: Point, complaints: Complaints) -> Benchmark | None:
     """A benchmark with the values of a point put into it; None, with complaints, where they do not go together."""
+    if complaints.about(("benchmarks", name)):
+        return None
     node = root.items("benchmarks")[name]
     for axis, number in point:
         node = node.put(axis.path[2:], axis.values[number], take_over=True)

@@ -12,9 +12,8 @@ import jinja2
 import yaml
 
 from gpurun.config import Server
-from gpurun.estimate import ASSUMED_STREAM_TOK_PER_S
 from gpurun.load import PORT_TOKEN
-from gpurun.plan import Plan, PlannedSample
+from gpurun.plan import ASSUMED_STREAM_TOK_PER_S, Plan, PlannedSample
 from gpurun.resolve import BASELINE
 from gpurun.tree import digest
 

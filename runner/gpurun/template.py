@@ -8,35 +8,23 @@ own ways apply: `{{ '{{' }}` or `{% raw %}`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpurun.tree import map_texts
 
-Facts = Mapping[str, "tuple[str, ...] | None"]
-FACTS: Facts = {
-    "host": (
-        *("name", "hostname", "cpus", "cpus_logical", "cores", "sockets", "cpu_model", "memory_bytes"),
-        *("memory_available_bytes", "arch", "kernel", "os", "python", "home", "disk_free_bytes", "init", "container"),
-        *("user", "uid", "commands"),
-    ),
-    "gpus": None,
-    "model": ("path", "name"),
-    "axes": None,
-    "port": None,
-}
+Facts = Mapping[str, "Sequence[str] | None"]
+_DATA = yaml.safe_load((Path(__file__).resolve().parent / "data" / "facts.yml").read_text(encoding="utf-8"))
+FACTS: Facts = _DATA["campaign"]
 """What a campaign's templates may use -> its attributes, where those are fixed."""
-
-ENGINE_FACTS: Facts = {
-    **FACTS,
-    "engine": ("version", "dir", "python", "bin", "launcher", "binary"),
-    "bind": None,
-}
+ENGINE_FACTS: Facts = {**FACTS, **_DATA["engine"]}
 """The same for the data files of engines."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -302,3 +303,34 @@ def test_whatever_is_set_is_a_complaint_or_right(path: list[str], value: str) ->
         check(load_text(CAMPAIGN, "c.yml"), [f"{'.'.join(path)}={value}"])
     except ConfigError as error:
         assert error.render()
+
+
+def test_the_schema_beside_the_campaigns_is_current_and_named_by_each() -> None:
+    shipped = Path(__file__).parents[2] / "campaigns"
+    stored = json.loads((shipped / "campaign.schema.json").read_text(encoding="utf-8"))
+    assert stored == campaign_schema(), "run `gpurun schema > campaigns/campaign.schema.json`"
+    validator = jsonschema.validators.validator_for(stored)(stored)
+    for path in shipped.glob("*.yml"):
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("# yaml-language-server: $schema=campaign.schema.json\n"), path.name
+        validator.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{kind: text, prompt_tokens: 8, output_tokens: 8}", None),
+        ("{kind: file, path: /p.jsonl, output_tokens: 8}", None),
+        ("{kind: file, output_tokens: 8}", "`path` and `kind: file` belong together"),
+        ("{kind: text, path: /p.jsonl, prompt_tokens: 8, output_tokens: 8}", "`path` and `kind: file` belong together"),
+        ("{kind: file, path: p.jsonl, output_tokens: 8}", "an absolute path begins with `/`"),
+        ("{kind: text, output_tokens: 8}", "needs `prompt_tokens`"),
+        ("{kind: prose, prompt_tokens: 8, output_tokens: 8}", "cannot be `prose`"),
+    ],
+)
+def test_kinds_of_prompts(data: str, message: str | None) -> None:
+    text = CAMPAIGN.replace("{prompt_tokens: 64, output_tokens: 64, seed: 7}", data)
+    if message is None:
+        assert campaign(text=text).benchmarks["chat"].data.kind in data
+    else:
+        assert message in problems(text=text)[0].message

@@ -16,8 +16,8 @@ MODULES = {
     if "content" not in path.parts
 }
 PURE = (
-    *("errors", "load", "fields", "tree", "config", "complaints", "overrides", "template", "engines", "resolve"),
-    *("matrix", "cases", "launch", "estimate", "plan", "plan_text"),
+    *("errors", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
+    *("matrix", "cases", "launch", "plan", "plan_text"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact"),
 )
 EDGE = (
