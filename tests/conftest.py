@@ -11,13 +11,14 @@ import ansible.module_utils
 import pytest
 
 if TYPE_CHECKING:
+    from tests.containers import Engine
     from tests.hosts import HostFleet, TestHost
 
 # The roles' own module_utils, importable by tests as they are on a host.
 for _folder in sorted(Path(__file__).parents[1].glob("roles/*/module_utils")):
     ansible.module_utils.__path__.append(str(_folder))
 
-HOST_FIXTURES = {"bootable", "host", "plain_host", "fleet"}
+HOST_FIXTURES = {"bootable", "host", "plain_host", "fleet", "engine"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,6 +37,18 @@ def bootable() -> None:
     if reason is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     base_tree()
+
+
+@pytest.fixture(scope="session")
+def engine(bootable: None) -> Iterator[Engine]:
+    """A Docker engine with an image; skips where this machine has none, but for CI."""
+    from tests import containers
+
+    reason = containers.missing()
+    if reason is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with containers.Engine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 #!/bin/sh
-# What the booted test hosts need on a Debian or Ubuntu machine, as root. Does nothing where all of it is there.
+# What the booted test hosts, and a container engine for tests, need on a Debian or Ubuntu machine, as root. Does nothing where all of it is there.
 set -eu
-for command in systemd-nspawn debootstrap ip nft mkfs.ext4 ssh sshpass; do
+for command in systemd-nspawn debootstrap ip nft mkfs.ext4 ssh sshpass dockerd; do
     command -v "$command" >/dev/null || missing="${missing-} $command"
 done
 if [ -n "${missing-}" ]; then
     echo "test hosts: installing packages for$missing" >&2
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        systemd-container debootstrap iproute2 nftables e2fsprogs util-linux openssh-client sshpass >/dev/null
+        systemd-container debootstrap iproute2 nftables e2fsprogs util-linux openssh-client sshpass \
+        docker.io >/dev/null
 fi

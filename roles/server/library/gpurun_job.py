@@ -32,6 +32,12 @@ options:
   secrets: {description: More environment, which is written to no file and to no command line., type: dict}
   files: {description: "Files to write into the job's folder first, name to text.", type: dict}
   cwd: {description: Working folder; the job's own by default., type: str}
+  container:
+    description:
+      - "Run it in a container: C(runtime) (docker or podman), C(image), and optionally C(read_only), C(mounts), C(ipc),
+        C(shm_size), C(args)."
+      - O(argv) is the command inside, and may be empty. Of O(env) and O(secrets) only the names are in any argv.
+    type: dict
   port: {description: Port of the server; a free one by default., type: int}
   port_of: {description: Name of the job whose port this one uses., type: str}
   address: {description: Where the server is asked., type: str, default: 127.0.0.1}
@@ -191,6 +197,7 @@ def main() -> None:
             "secrets": {"type": "dict", "no_log": True},
             "files": {"type": "dict"},
             "cwd": {"type": "str"},
+            "container": {"type": "dict"},
             "port": {"type": "int"},
             "port_of": {"type": "str"},
             "address": {"type": "str", "default": "127.0.0.1"},

@@ -130,6 +130,7 @@ class Job:
         size, lines, last = _log_facts(self.directory / "log")
         supervisor = self.supervisor()
         tree = descendants(supervisor.pid) if supervisor else []
+        tree += self.strays() if (self.asked or {}).get("container") else []
         own = None
         with contextlib.suppress(OSError, ValueError), (self.directory / "progress.json").open("rb") as file:
             own = json.loads(file.read(_PROGRESS_BYTES))

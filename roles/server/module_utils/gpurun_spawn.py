@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from ansible.module_utils import (
+    gpurun_containers,
     gpurun_gpus,
     gpurun_ports,
     gpurun_processes,
@@ -42,8 +43,8 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     False if somebody else has just created it.
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
-    address, ready, gpus (what gpurun_gpu_guard knew before), and the limits life_s, stop_s, start_s, hang_s in
-    seconds. Raises JobError, OSError.
+    address, ready, container (see gpurun_containers), gpus (what gpurun_gpu_guard knew before),
+    and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
     """
     _check(wanted)
     port = _port(job, kind, wanted)
@@ -77,9 +78,14 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     try:
         for name, text in (wanted["files"] or {}).items():
             _write_private(job.directory / name, _filled(text, port))
+        if wanted.get("container"):
+            asked.update(gpurun_containers.run_argv(job, wanted, asked["argv"], _given(job, wanted)))
+            write_state(job.directory / "job.json", asked)
         os.mkfifo(fifo, 0o600)
-        _start_supervisor(job, unit, wanted)
-        _send_spec(job, fifo, json.dumps(_spec(job, wanted, port, asked["argv"])).encode())
+        _start_supervisor(job, unit, wanted, asked.get("container"))
+        _send_spec(job, fifo, json.dumps(_spec(job, wanted, port, asked)).encode())
+    except JobError as error:
+        _stillborn(job, "spawn", message=str(error))
     except OSError as error:
         _stillborn(job, "spawn", message=f"cannot start a supervisor: {error}")
     finally:
@@ -89,7 +95,7 @@ def create(job: Job, kind: str, wanted: State) -> bool:
 
 
 def _check(wanted: State) -> None:
-    if not wanted["argv"]:
+    if not wanted["argv"] and not wanted.get("container"):
         raise JobError("argv is empty: there is nothing to start")
     for name in wanted["files"] or {}:
         if name != Path(name).name or name in {"log", "job.json"}:
@@ -127,16 +133,25 @@ def _filled(text: str, port: int | None) -> str:
     return text if port is None else text.replace(PORT, str(port))
 
 
-def _spec(job: Job, wanted: State, port: int | None, argv: list[str]) -> State:
-    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+def _given(job: Job, wanted: State) -> list[str]:
+    """The variables that a container gets: nothing of the host's own but the choice of GPUs."""
+    chosen = [name for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ]
+    return [*chosen, *(wanted["env"] or {}), *(wanted["secrets"] or {}), *_marks(job)]
+
+
+def _spec(job: Job, wanted: State, port: int | None, asked: State) -> State:
+    container = asked.get("container")
+    inherited = (*_INHERITED, *gpurun_containers.CLIENT_ENV) if container else _INHERITED
+    env = {name: os.environ[name] for name in inherited if name in os.environ}
     env.update({name: _filled(str(value), port) for name, value in (wanted["env"] or {}).items()})
     env.update(wanted["secrets"] or {})
     env.update(_marks(job))
     limits = {name: float(wanted[name]) for name in ("life_s", "stop_s", "start_s", "hang_s")}
     return {
-        "argv": argv,
+        "argv": asked["argv"],
         "env": env,
-        "cwd": wanted["cwd"] or str(job.directory),
+        "cwd": str(job.directory) if container else wanted["cwd"] or str(job.directory),
+        "container": container,
         "ready": wanted["ready"],
         "address": wanted["address"],
         "port": port,
@@ -178,7 +193,7 @@ def _program(home: Path) -> Path:
     return path
 
 
-def _start_supervisor(job: Job, unit: str | None, wanted: State) -> None:
+def _start_supervisor(job: Job, unit: str | None, wanted: State, container: State | None) -> None:
     argv = [sys.executable, "-I", "-S", "-X", "utf8", str(_program(job.home)), str(job.directory)]
     said = job.directory / "supervisor.log"
     marks = _marks(job)
@@ -202,6 +217,9 @@ def _start_supervisor(job: Job, unit: str | None, wanted: State) -> None:
         f"StandardOutput=append:{said}",
         f"StandardError=append:{said}",
     ]
+    if container:  # it is in the engine's control group, not in this unit's
+        marks.update({name: os.environ[name] for name in gpurun_containers.CLIENT_ENV if name in os.environ})
+        properties.append(f"ExecStopPost=-{container['client']} rm --force --volumes {container['name']}")
     command = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--description={description(job)}"]
     command += [f"--property={one}" for one in properties]
     command += [f"--setenv={name}={value}" for name, value in marks.items()]

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
+from ansible.module_utils.gpurun_containers import labelled, remove
 from ansible.module_utils.gpurun_jobs import Job, State, jobs_of
 from ansible.module_utils.gpurun_processes import Process, belonging, describe, is_alive, job_of, send
 from ansible.module_utils.gpurun_spawn import description
@@ -32,11 +33,16 @@ def stop(
     supervised = [(job, process) for job in jobs if (process := job.supervisor())]
     found = [_named(job, process, "supervisor") for job, process in supervised]
     if pretend:
-        return found or [_stray(home, process) for process in _left(home, run, name)]
+        strays = [_stray(home, process) for process in _left(home, run, name)]
+        return found or strays or _containers(jobs, home, run, name)
     _end_supervised(supervised, stop_s)
+    left = _containers(jobs, home, run, name)
+    found += left
     strays = _left(home, run, name)
     found += [_stray(home, process) for process in strays]
     _end_strays(lambda: _left(home, run, name))
+    for one in left:
+        remove(one["client"], one["command"])
     known = {(one["run"], one["job"]) for one in found}
     return found + [unit for unit in _end_units(jobs) if (unit["run"], unit["job"]) not in known]
 
@@ -63,6 +69,12 @@ def purge(home: Path, run: str, name: str | None = None) -> list[str]:
             with contextlib.suppress(OSError):  # not empty: another job of the run is still there
                 job.directory.parent.rmdir()
     return gone
+
+
+def _containers(jobs: list[Job], home: Path, run: str, name: str | None) -> list[State]:
+    """Containers that lost their supervisor. Only engines that a job here has used are asked."""
+    clients = sorted({known["client"] for job in jobs if (known := (job.asked or {}).get("container"))})
+    return [one for client in clients for one in labelled(client, home, run, name)]
 
 
 def _left(home: Path, run: str, name: str | None) -> list[Process]:

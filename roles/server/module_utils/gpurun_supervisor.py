@@ -130,8 +130,12 @@ class Job:
                     self.status, self.ended_at = status, time.time()
 
     def living(self) -> list[Process]:
-        """What is left of the tree. Orphans are our children, as we are a subreaper; the marks are a second look."""
-        return descendants(os.getpid()) or belonging(self.home, self.run, self.name)
+        """What is left of the tree. Orphans are our children, as we are a subreaper; the marks are a second look, and
+        the only one at what runs in a container."""
+        tree = descendants(os.getpid())
+        if tree and not self.spec.get("container"):
+            return tree
+        return list({process.pid: process for process in [*tree, *belonging(self.home, self.run, self.name)]}.values())
 
     def watch(self) -> str:
         """Wait until the child exits, a limit passes, or an end is asked for; returns which, as a reason."""
@@ -165,8 +169,12 @@ class Job:
         return "stopped"
 
     def end(self, grace_s: float) -> list[Process]:
-        """SIGTERM to the whole tree, `grace_s` to comply, then SIGKILL until nobody is left. Returns who stays."""
-        for process in self.living():
+        """SIGTERM to the whole tree, `grace_s` to comply, then SIGKILL until nobody is left. Returns who stays.
+
+        A container's client hands the signal on, to the container's first process, as its engine's own stop does.
+        """
+        container, child = self.spec.get("container"), look(self.child) if self.status is None else None
+        for process in [child] if container and child else self.living():
             _send(process, signal.SIGTERM)
         pause, until = 0.01, time.monotonic() + grace_s
         while self.living() and time.monotonic() < until:
@@ -175,6 +183,8 @@ class Job:
             if told is not None and told.si_signo in _ASKED:
                 break  # asked again: no more grace
             pause = min(pause * 2, 0.2)
+        if container:
+            self._remove_container(container)
         pause, until = 0.01, time.monotonic() + _KILL_S
         while True:
             left = self.living()
@@ -186,6 +196,12 @@ class Job:
             signal.sigtimedwait({signal.SIGCHLD}, pause)
             self.reap()
             pause = min(pause * 2, 0.2)
+
+    def _remove_container(self, container: dict[str, Any]) -> None:
+        """Also where all of it has ended: its client may have been killed before it was created."""
+        argv = [container["client"], "rm", "--force", "--volumes", container["name"]]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(argv, env=self.spec["env"], capture_output=True, timeout=_KILL_S, check=False)
 
 
 class Start:
@@ -202,6 +218,7 @@ class Start:
         self.progress = Progress(spec["hang_s"])
         self.next_look = began
         self.readiness = Readiness(spec["ready"], spec["address"], spec["port"], self._pids, self._changed)
+        self.readiness.blind = bool(spec.get("container")) and os.geteuid() != 0
         self.readiness.start()
 
     def _pids(self) -> set[int]:
