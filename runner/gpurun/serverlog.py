@@ -8,32 +8,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 
-# What loggers and container tools put before a message; taken off again and again until nothing matches.
-_PREFIX = re.compile(
-    r"""(?:
-      [│┃\s]+
-    | [\w./-]{1,64}\s+\|\s                                                      # docker compose, journal of a pod
-    | \d{4}[-/]\d\d[-/]\d\d[T\s]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:\s?Z|\s?[+-]\d\d:?\d\d)?(?:\s*\|)?
-    | (?:stdout|stderr)\s[FP]\s                                                 # containerd
-    | [A-Z][a-z]{2}\s+\d+\s\d\d:\d\d:\d\d\s\S+\s[\w@./-]+(?:\[\d+\])?:          # syslog, journald
-    | \[[^\]\n]{0,30}\d\d:\d\d:\d\d[^\]\n]{0,30}\]                              # [2026-01-01 00:00:00 TP0]
-    | \[(?:DP\d*\*?|TP\d+|PP\d+|EP\d+|ATTN_\w+|MOE_\w+)(?:\s\w+)*\]
-    | \[(?:TRT-LLM|TRT|TensorRT-LLM|transformers|[IWEFV]|RANK\s\d+|INFO|WARNING|ERROR|DEBUG)\]
-    | (?:\[\s*\d+(?:,\d+)?\]<std(?:out|err)>:?)                                 # mpirun
-    | \[\s{0,5}\d+\.\d{6}\]                                                     # dmesg
-    | [IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s+\d+\s[\w./-]+:\d+\]               # glog
-    | \[?rank\s?\d+\]?:
-    | \([A-Z][\w:]*(?:\s\w+=[\w.:]+|,\s\w+=[\w.:]+)*\s(?:pid|ip)=[\w.:]+(?:,\s\w+=[\w.:]+)*\)
-    | (?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=\s+(?:\d\d-\d\d\s|\[)|:\s|:\w)
-      (?:\s+\d\d-\d\d\s\d\d:\d\d:\d\d(?:\.\d+)?)?(?:\s*\[?[\w./-]+\.\w+:\d+\])?:?(?:[\w.]+:)?
-    | -\s(?:[\w.]+\s-\s)?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s-                # Python's common format
-    | \d+\.\d\d\.\d{3}\.\d{3}\s[EWIDN](?=\s)                                    # llama.cpp
-    )""",
-    re.VERBOSE,
-)
+from gpurun.signatures import table
+
 _LEVEL = re.compile(
     r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[?\b(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"
 )
@@ -44,12 +23,6 @@ _ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|[Ee]rror|fatal)\b|\[E\]|\sE\s|wh
 _NO_DIGITS = dict.fromkeys(range(0x30, 0x3A))
 _ANSI = re.compile(r"(?:\x1b|\ufffd|\u241b)?\[[0-9;]{1,12}m|\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-B0-2]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u200b-\u200f\u2028-\u202e]")
-_SECRET = re.compile(
-    r"""\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|nvapi-|xox[abp]-|AKIA)[\w-]{6,}
-    | (?<=Bearer\s)\S+ | (?<=://)[^/\s:@]+:[^/\s@]+(?=@)
-    | (?i:(?<=token[=:])|(?<=api[_-]key[=:])|(?<=password[=:])|(?<=secret[=:])|(?<=signature=))[^\s,&'"]{4,}""",
-    re.VERBOSE,
-)
 _FRAME = re.compile(r'File "[^"\n]{1,400}", line \d+')
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning|Timeout)\b(?=[:(]|\s*$)"
@@ -61,7 +34,7 @@ _TRACEBACK_LINES = 200
 
 def mask(text: str, limit: int = 300) -> str:
     """One line fit to be shown: control characters and secrets gone, at most `limit` characters."""
-    clean = _SECRET.sub("***", _CONTROL.sub("", _ANSI.sub("", text)).strip())
+    clean = _lines("secrets").sub("***", _CONTROL.sub("", _ANSI.sub("", text)).strip())
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
@@ -173,8 +146,14 @@ class ServerLog:
         return mask(self.originals[line])
 
 
+@cache
+def _lines(name: str) -> re.Pattern[str]:
+    """A list of data/log_lines.yml as one pattern."""
+    return re.compile("|".join(table("log_lines")[name]))
+
+
 def _prefix_end(line: str) -> int:
-    end = 0
-    while (match := _PREFIX.match(line, end)) and match.end() > end:
+    end, prefix = 0, _lines("prefixes")
+    while (match := prefix.match(line, end)) and match.end() > end:
         end = match.end()
     return end

@@ -120,16 +120,16 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(" ?", r"\s?").replace(" ", r"\s+"), re.MULTILINE)
 
 
-def _read(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+def table(name: str) -> Any:
+    """A file of the package's data, by its name without `.yml`."""
+    text = (_DATA / f"{name}.yml").read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 
 
 @cache
 def signatures() -> tuple[Signature, ...]:
     """Every signature, in the order in which they are preferred."""
-    return tuple(
-        Signature.model_validate(one) for name in _FILES for one in _read(_DATA / "signatures" / f"{name}.yml")
-    )
+    return tuple(Signature.model_validate(one) for name in _FILES for one in table(f"signatures/{name}"))
 
 
 @cache
@@ -141,7 +141,7 @@ def matchers() -> tuple[Matcher, ...]:
 @cache
 def markers() -> Markers:
     """The log markers."""
-    return Markers.model_validate(_read(_DATA / "log_markers.yml"))
+    return Markers.model_validate(table("log_markers"))
 
 
 @cache
