@@ -197,7 +197,7 @@ def _weigh(effect: Effect, old: Numbers, new: Numbers, paired: bool) -> Effect:
     except ValueError as error:
         return replace(effect, reason=few if missing else str(error), further=missing)
     effect = replace(effect, estimate=ratio.change, interval=(ratio.low, ratio.high))
-    if missing or ratio.df < stats.MIN_ROUNDS - 1.5:
+    if missing or ratio.df < stats.MIN_ROUNDS - 1.5:  # three rounds have 2, Welch's but for rounding errors
         return replace(effect, reason=few, further=missing or 1)
     each = {host: math.expm1(statistics.fmean(ratios)) for host, ratios in logs.items()}
     if not stats.blocks_agree(logs) and min(each.values()) < -threshold and max(each.values()) > threshold:
