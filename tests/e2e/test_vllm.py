@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,27 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.program import ROOT, Place, Program, eventually
+from tests.e2e.program import ROOT, Place, Program
 from tests.engines.vllm_cpu import CONTEXT, vllm_cpu
 from tests.hosts import HostFleet, TestHost
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(900)]
-START_S = 180.0  # vLLM's imports alone take half a minute on two busy cores
+START_S = 300.0  # 40 s on two idle cores
 OUTPUT_TOKENS = 32
-# Ends the server's engine as the kernel would, and tells its pid; the API server goes on for a moment.
+# On the host: once answers come, ends the server's engine as the kernel would. Its API server goes on for seconds.
 KILL_ENGINE = """
-import os, signal, sys
-from pathlib import Path
-started = next(Path("/root/.gpurun/jobs").glob(f"{sys.argv[1]}/r1-killed-*/started.json"))
-import json
-children = {}
-for stat in Path("/proc").glob("[0-9]*/stat"):
-    pid, rest = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
-    children.setdefault(int(rest[1]), []).append(pid)
-server = json.loads(started.read_text())["pid"]
-engine = next(pid for pid in children[server] if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
-os.kill(engine, signal.SIGKILL)
-print(engine)
+import json, os, pathlib, signal, sys, time
+server, load = (pathlib.Path(job) for job in sys.argv[1:])
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    if (load / "progress.json").exists() and json.loads((load / "progress.json").read_text())["done"]:
+        break
+    time.sleep(0.02)
+tasks = pathlib.Path("/proc", str(json.loads((server / "started.json").read_text())["pid"]), "task")
+for pid in " ".join(path.read_text() for path in tasks.glob("*/children")).split():
+    if b"EngineCore" in pathlib.Path("/proc", pid, "cmdline").read_bytes():
+        os.kill(int(pid), signal.SIGKILL)
+        print("killed", pid)
 """
 
 
@@ -57,7 +58,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    engine = vllm_cpu()
+    try:
+        engine = vllm_cpu()
+    except RuntimeError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
     folder = tmp_path_factory.mktemp("vllm")
     cache = folder / "uv-cache"
     tool = ROOT / "roles/load_tool/files/requirements.txt"
@@ -79,7 +83,7 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         },
         benchmarks={
             "chat": {
-                "load": {"concurrency": 2, "duration": "10s", "warmup": 2},
+                "load": {"concurrency": 2, "duration": "15s", "warmup": 2},
                 "data": {"prompt_tokens": 32, "output_tokens": OUTPUT_TOKENS},
             }
         },
@@ -91,18 +95,19 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         try:
             program = place.start("bench", "-c", "campaign.yml", "-i", str(fleet.inventory_path), "--json")
             program.wait_for("killed  chat  measuring", 2 * START_S)
-            progress = f"/root/.gpurun/jobs/{program.run}/r1-killed-*/progress.json"
-            eventually(lambda: '"done": 0,' not in _shown(host, progress), 30)
-            host.exec(["python3", "-c", KILL_ENGINE, program.run])
+            jobs = _jobs(place, program, "killed")
+            assert host.inside(["python3", "-c", KILL_ENGINE, *jobs], timeout_s=90).startswith("killed")
             code = program.finish(3 * START_S)
             yield Served(host, place, program, code, json.loads(program.stdout))
         finally:
             place.end()
 
 
-def _shown(host: TestHost, pattern: str) -> str:
-    """The text of the files that match, on the host; as if nothing was done yet while there are none."""
-    return host.exec(["sh", "-c", f"cat {pattern}"], check=False).stdout or '"done": 0,'
+def _jobs(place: Place, program: Program, variant: str) -> list[str]:
+    """The directories of a variant's server and load on the host."""
+    plan = json.loads((place.stored(program.run) / "plan.json").read_text())
+    planned = next(one for one in plan["samples"] if one["variant"] == variant)
+    return [f"/root/.gpurun/jobs/{program.run}/{planned[what]['job']}" for what in ("server", "load")]
 
 
 def test_a_campaign_goes_on_after_a_death(served: Served) -> None:
@@ -141,7 +146,8 @@ def test_a_death_under_load_is_the_engines_and_no_measurement(served: Served) ->
 
 
 def test_vllm_ends_with_0_after_its_engine_died_and_that_is_a_failure(served: Served) -> None:
-    ended = json.loads(_shown(served.host, f"/root/.gpurun/jobs/{served.program.run}/r1-killed-*/ended.json"))
+    server, _load = _jobs(served.place, served.program, "killed")
+    ended = json.loads(served.host.exec(["cat", f"{server}/ended.json"]).stdout)
     assert (ended["exit_code"], ended["reason"], ended["left"]) == (0, "exited", [])
 
 

@@ -1,0 +1,69 @@
+"""Samples as they are brought home: what a load that went wrong is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.manifest import Controller, Manifest
+from gpurun.steps import record
+from gpurun.store import RunStore
+
+LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
+READY = {"status": "ready", "started_at": 1.0, "ready_at": 2.0}
+DIED = {**READY, "status": "failed", "reason": "exited", "exit_code": 0, "message": "ended by itself with exit code 0"}
+_CASE = {"round": 1, "host": "h", "case": "baseline-chat-1", "variant": "baseline", "benchmark": "chat", "axes": {}}
+PLANNED: dict[str, Any] = _CASE | {
+    "content": "c",
+    "expect": None,
+    "start": True,
+    "stop": True,
+    "server": {"engine": {"name": "vllm", "version": None}},
+    "load": {"timeout_s": 60, "error_rate": 0.01},
+}
+
+
+def raw(failed: int) -> bytes:
+    """Ten requests, the last of which failed."""
+    answered = {"ok": True, "error": None, "status": 200, "first": 0.1, "last": 0.4, "chunks": [0.1, 0.4]}
+    refused = {"ok": False, "error": "HTTP 500", "status": 500, "first": None, "last": None, "chunks": []}
+    common = {"intended": 0.0, "sent": 0.0, "end": 0.5, "prompt_tokens": 4, "output_tokens": 2, "usage": True}
+    requests = [{**common, **(answered if number < 10 - failed else refused)} for number in range(10)]
+    window = {"start_unix": 1.0, "duration_s": 1.0, "fixed": False}
+    return json.dumps({"schema": "gpurun.load/1", "window": window, "client": {}, "requests": requests}).encode()
+
+
+def brought(tmp_path: Path, log: str, server: dict[str, Any], failed: int) -> tuple[str | None, dict[str, float]]:
+    """The failure's class and the metrics, after a load that ended with 0 and this server's log."""
+    manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
+    store = RunStore.create(tmp_path, "version: 1\n", manifest)
+    files = {"server.log": (LOGS / log).read_bytes(), "raw.json": raw(failed)}
+    load = {"status": "exited", "exit_code": 0, "started_at": 3.0, "ended_at": 4.0}
+    sample = record(store, PLANNED, server=server, load=load, files=files, began=0.0)
+    return sample.failure and sample.failure.klass, sample.metrics
+
+
+@pytest.mark.parametrize(
+    ("log", "server", "failed", "klass"),
+    [
+        ("ok-vllm-cpu-eager.log", READY, 0, None),
+        ("ok-vllm-cpu-eager.log", READY, 5, "invalid_measurement"),
+        (
+            "vllm-cpu-engine-killed-exit-0.log",
+            READY,
+            5,
+            "engine_dead",
+        ),  # its server is still up, and answers with errors
+        ("vllm-cpu-engine-killed-exit-0.log", DIED, 5, "engine_dead"),
+        ("ok-vllm-cpu-eager.log", DIED, 0, "engine_dead"),  # an end that nobody asked for, with exit code 0
+    ],
+)
+def test_what_a_load_is_called(
+    tmp_path: Path, log: str, server: dict[str, Any], failed: int, klass: str | None
+) -> None:
+    found, metrics = brought(tmp_path, log, server, failed)
+    assert found == klass
+    assert bool(metrics) is (klass is None)
