@@ -24,23 +24,7 @@ Klass = FailureClass | Literal["crash"]
 
 
 class Signature(Record):
-    """One kind of failure.
-
-    patterns  regular expressions, each enough by itself, matched against lines without their prefixes (times, levels,
-              process names). A space matches any white space, so that messages which a terminal wrapped are found; `.`
-              and `[^\\n]` stay on one line. Each must contain five plain characters in a row that are not optional.
-    klass     the failure class; `crash` stands for engine_dead while serving and for unknown before.
-    phase     where it always happens; `usual` is used only if the log itself does not tell.
-    rank      root: says why; generic: says why, roughly; echo: says why, but may follow from a failure of another rank;
-              wrapper: says only that something failed.
-    exception true: counts only on a line that reports an exception or an error, or right after one.
-    frames    if given, some stack frame or line next to the match must match this too.
-    unless    if this occurs anywhere in the log, the signature does not count.
-    killed    true: says that a process got SIGKILL, which is evidence of an OOM kill unless the engine kills itself.
-    proof     `exception`: the line that proves it is the exception that follows, not the matching source line.
-    advice    what to do; {names} are groups of the pattern. Or one text per engine, `engine/phase` and `default`.
-    source    where the text comes from.
-    """
+    """One kind of failure, as data/signatures/README.md describes it."""
 
     id: str
     patterns: list[str]
