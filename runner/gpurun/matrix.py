@@ -62,6 +62,8 @@ def read_axes(root: Node, complaints: Complaints) -> list[Axis]:
     found: list[Axis] = []
     for name, node in root.items("matrix", "axes").items():
         axis = Axis(name, split_path(name, *data), node)
+        if complaints.about(axis.path):
+            continue
         other = next((a for a in found if a.path[: len(axis.path)] == axis.path[: len(a.path)]), None)
         wrong = _unaddressed(axis, root, data)
         if wrong is None and other is not None:
@@ -121,7 +123,7 @@ def read_exclude(root: Node, axes: Sequence[Axis], complaints: Complaints) -> li
     for point in exclude.value if exclude else []:
         before = len(complaints.problems)
         for key, value in point.items().items():
-            if key not in allowed and not complaints.about(("matrix", "axes", key)):
+            if key not in (*allowed, *root.items("matrix", "axes")) and not complaints.about(("matrix", "axes", key)):
                 message = f"`exclude` cannot name `{key}`"
                 complaints.add(message, point, (key,), key=True, allowed=tuple(allowed), word=key)
             elif key in allowed and not any(same(value.plain, known) for known in allowed[key]):

@@ -131,7 +131,7 @@ def check_server(node: Node, complaints: Complaints) -> tuple[Server, Engine] | 
 
 def _check_model(node: Node, model: Model | None, engine: Engine, complaints: Complaints) -> None:
     given = [kind for kind in MODEL_SOURCES if model is not None and getattr(model, kind) is not None]
-    if not given and engine.model == "optional":
+    if complaints.about(node.nearest(("model",))[0].path) or (not given and engine.model == "optional"):
         return
     if model is None or len(given) != 1:
         found = f"this has {' and '.join(given)}" if given else "this has none"
