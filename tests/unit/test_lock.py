@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -122,3 +123,15 @@ def test_any_run_is_released_with_a_star(home: Path) -> None:
     assert locks.release(home, "*") is False
     locks.hold(home, wanted("run1", controller(os.getpid())), 0)
     assert locks.release(home, "*") is True and locks.holder(home) is None
+
+
+def test_a_controller_that_left_on_purpose_keeps_the_host_until_its_lease_is_over(home: Path) -> None:
+    serving = {"host": "desk", "machine_id": HERE, "pid": None, "pid_start": None}
+    assert locks.hold(home, wanted("serve1", serving, lease_s=3600), 0)["held"] is True
+    refused = locks.hold(home, wanted("run2", controller(os.getpid())), 0)
+    assert refused["held"] is False
+    assert "run serve1 of campaign night holds this host" in locks.describe(refused["holder"])
+    assert "left serving until 20" in locks.describe(refused["holder"])
+    lock = home / "lock.json"
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "renewed_at": time.time() - 3601}))
+    assert locks.hold(home, wanted("run2", controller(os.getpid())), 0)["held"] is True
