@@ -13,7 +13,7 @@ from typing import Any
 from gpurun import events, reachability, steps
 from gpurun.cases import Case
 from gpurun.config import Campaign
-from gpurun.errors import GpurunError, HostError
+from gpurun.errors import GpurunError, HostError, InterruptedRunError
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.plan import Plan
@@ -80,8 +80,14 @@ class _Serve(Session):
             self._prepare(hosts)
             self._refuse_lost()
             return plan.run, self._start(hosts, plan)
-        except BaseException:
+        except BaseException as error:
             self._clean_up(hosts)
+            if isinstance(error, InterruptedRunError):
+                error.hint = "what was started has been ended"
+                if self._interrupts.count > 1:
+                    error.hint = (
+                        f"clean-up was cut off; `gpurun stop {plan.run}` with the same inventory ends what is left"
+                    )
             raise
 
     def _start(self, hosts: Sequence[str], plan: Plan) -> list[Served]:
@@ -120,10 +126,7 @@ class _Serve(Session):
 
 def _for_serving(plan: Plan, life_s: float) -> Plan:
     """The plan with the server's life as asked for, and without the tool that would measure it."""
-    samples = [
-        sample.model_copy(update={"server": {**sample.server, "life_s": life_s}})
-        for sample in plan.samples
-    ]
+    samples = [sample.model_copy(update={"server": {**sample.server, "life_s": life_s}}) for sample in plan.samples]
     needs = {host: {**need, "tools": []} for host, need in plan.needs.items()}
     return plan.model_copy(update={"samples": samples, "needs": needs})
 
