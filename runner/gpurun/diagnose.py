@@ -17,7 +17,22 @@ from gpurun.samples import FailureClass, Phase
 from gpurun.serverlog import ServerLog, mask
 from gpurun.signatures import markers, matchers
 
-Reason = Literal["exited", "start_timeout", "start_hang", "port_in_use", "time_limit", "spawn", "not_this_model"]
+Reason = Literal[
+    "exited",
+    "start_timeout",
+    "start_hang",
+    "port_in_use",
+    "time_limit",
+    "spawn",
+    "not_this_model",
+    "gpu_busy",
+    "quarantined",
+    "lock_lost",
+    "stopped",
+    "server_died",
+    "generation_failed",
+]
+_WHATEVER_THE_LOG_SAYS = ("spawn", "not_this_model", "gpu_busy", "quarantined", "lock_lost", "stopped")
 # SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
 _KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
 _WAITS_IN_NCCL = re.compile(r"NCCL|nccl|[Ii]nit torch distributed|all.?reduce")
@@ -56,15 +71,16 @@ def classify(
     exit_code: int | None = None,
     signal: int | None = None,
     reason: Reason | None = None,
+    message: str = "",
     phase: Phase | None = None,
     evidence: Evidence | None = None,
     requested_stop: bool = False,
 ) -> Diagnosis:
     """Say why the server that wrote `log` failed, or that it did not.
 
-    `exit_code` and `signal` are those of the server's process, `reason` is the job's own word for its end, `phase`
-    where the job was as far as its starter knows, `requested_stop` whether somebody asked for the end. Without any
-    of these only the log decides.
+    `exit_code` and `signal` are those of the server's process, `reason` is the job's own word for its end, `message`
+    its sentence about it, `phase` where the job was as far as its starter knows, `requested_stop` whether somebody
+    asked for the end. Without any of these only the log decides.
     """
     if signal is None and exit_code is not None and (exit_code < 0 or 128 < exit_code < 160):
         signal = -exit_code if exit_code < 0 else exit_code - 128
@@ -72,14 +88,19 @@ def classify(
     failed = bool(exit_code) or signal is not None or reason is not None
     hits = _counting(reading, failed, requested_stop)
     told = (
-        _by_starter(reading, reason) or _root(reading, hits) or _by_kernel(reading, evidence) or _rough(reading, hits)
+        _by_starter(reading, reason, message)
+        or _root(reading, hits)
+        or _by_kernel(reading, evidence)
+        or _rough(reading, hits)
     )
     if told is None and not requested_stop:
         not_by_kernel = evidence is not None and evidence.oom_kills == 0
         told = _without_cause(reading, hits, failed, not_by_kernel)
-        stuck = reason in ("start_timeout", "start_hang", "time_limit")
+        stuck = reason in ("start_timeout", "start_hang", "time_limit", "generation_failed")
         if failed and (told is None or (stuck and told.klass == "unknown")):
             told = _by_end(reading, exit_code, signal, reason, not_by_kernel)
+            if message and reason in ("generation_failed", "server_died"):
+                told = replace(told, line=None, proof=mask(message))
     return replace(told or Diagnosis("none"), engine=reading.engine)
 
 
@@ -135,12 +156,15 @@ def _by_name(reading: Reading, name: str, line: int | None = None, phase: Phase 
     return Diagnosis(klass, phase, number, reading.log.shown(at), end.advice, others=reading.telling())
 
 
-def _by_starter(reading: Reading, reason: Reason | None) -> Diagnosis | None:
+def _by_starter(reading: Reading, reason: Reason | None, message: str) -> Diagnosis | None:
     """What the one who started the job knows better than the log."""
     if reason == "port_in_use":
         hit = next((hit for hit in reading.hits if hit.signature.klass == "port_in_use"), None)
         return _diagnosis(reading, hit) if hit else _by_name(reading, reason)
-    return _by_name(reading, reason) if reason in ("spawn", "not_this_model") else None
+    if reason not in _WHATEVER_THE_LOG_SAYS:
+        return None
+    told = _by_name(reading, reason)
+    return replace(told, line=None, proof=mask(message)) if message else told
 
 
 def _by_kernel(reading: Reading, evidence: Evidence | None) -> Diagnosis | None:
@@ -179,7 +203,7 @@ def _by_end(
     serving, name = reading.ready is not None, "other"
     if reason == "start_hang" and _WAITS_IN_NCCL.search(" ".join(reading.log.lines[-6:])):
         name = "hang_in_nccl"
-    elif reason in ("start_hang", "start_timeout"):
+    elif reason in ("start_hang", "start_timeout", "generation_failed", "server_died"):
         name = reason
     elif reason == "time_limit":
         name = "time_limit" if serving else "time_limit_start"

@@ -87,6 +87,7 @@ class _Run(Session):
         self._options = options
         self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
         self._away: dict[str, float] = {}  # since when a host does not answer
+        self._quarantined: dict[str, str] = {}  # hosts whose GPU memory did not come back: what holds it
 
     def whole(self) -> BenchResult:
         """Everything, in order."""
@@ -197,6 +198,10 @@ class _Run(Session):
         if task == "Stop the server":  # that of the sample before, which is home already
             if event.kind == "start" and event.host in self._home:
                 self._emit(events.SampleStage(self._home[event.host], "stopping"))
+            left = (event.result.get("job") or {}).get("gpu_memory_left") if event.kind == "ok" else None
+            if left and event.host not in self._lost:
+                self._lost[event.host] = self._quarantined[event.host] = left
+                self._emit(events.HostLost(event.host, left))
             return
         if not waiting:
             return
@@ -226,7 +231,12 @@ class _Run(Session):
         )
 
     def _skip_lost(self, pending: Sequence[dict[str, Any]]) -> None:
+        assert self._store is not None
         for planned in pending:
+            if planned["host"] in self._quarantined:
+                sample = steps.quarantined(self._store, planned, self._quarantined[planned["host"]])
+                self._emit(events.SampleFinished(_where(planned), sample))
+                continue
             trouble = reachability.explain(self._lost[planned["host"]])
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 

@@ -196,6 +196,12 @@ def not_measured(
     return sample
 
 
+def quarantined(store: RunStore, planned: Mapping[str, Any], why: str) -> Sample:
+    """Record a sample that is not tried, because GPU memory did not come back on its host."""
+    found = diagnose.classify("", reason="quarantined", message=why)
+    return not_measured(store, planned, "gpu_busy", "stop", found.proof, found.advice)
+
+
 def close_run(
     store: RunStore,
     *,
@@ -279,8 +285,12 @@ def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None)
         exit_code=job.get("exit_code"),
         signal=job.get("signal"),
         reason=job.get("reason"),
+        message=str(job.get("message") or ""),
         phase=phase,
     )
+    advice = found.advice or "see server.log in the sample's directory"
+    if job.get("reason") == "start_hang":  # how it hung (which GPUs were busy meanwhile) stands in no log
+        advice = f"{job.get('message')}. {advice}"
     unknown = found.klass in ("none", "unknown")
     klass = ("engine_dead" if phase == "serving" else "unknown") if unknown else found.klass
     return Failure.model_validate(
@@ -288,7 +298,7 @@ def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None)
             "class": klass,
             "phase": found.phase or phase or "start",
             "proof": found.proof or str(job.get("message") or ""),
-            "advice": found.advice or "see server.log in the sample's directory",
+            "advice": advice,
             "line": found.line,
         }
     )
