@@ -19,7 +19,7 @@ from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.resolve import BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve, settings
+from gpurun.resolve import BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve
 from gpurun.tree import Node, digest
 
 MAX_CASES = 2000
@@ -98,7 +98,7 @@ class _Expansion:
             for point in points(of_server):
                 merged = self.merged(variant, point)
                 resolved = check_server(merged, self.complaints)
-                prints.setdefault(variant, []).append(fingerprint(resolved))
+                prints.setdefault(variant, []).append(fingerprint(*resolved) if resolved else "")
                 if resolved is not None:
                     check_nulls(self.root, variant, resolved[1], self.complaints)
                     made = [(name, (*point, *at), load) for name, at, load in loads if load is not None]
@@ -146,16 +146,17 @@ class _Expansion:
                 self.complaints.add(message, axis.values[number])
 
     def print(self, variant: str, point: Point = ()) -> str:
-        return fingerprint(check_server(self.merged(variant, point), Complaints()))
+        resolved = check_server(self.merged(variant, point), Complaints())
+        return fingerprint(*resolved) if resolved else ""
 
     def case(
         self, variant: str, benchmark: str, load: Benchmark, point: Point, resolved: tuple[Server, Engine], merged: Node
     ) -> Case:
         axes = {axis.name: axis.values[number].plain for axis, number in point}
-        short = {name.rpartition(".")[2]: _short(value) for name, value in axes.items()}
-        content = digest([settings(*resolved), benchmark, load.model_dump(), axes])
-        slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([variant, benchmark, *map(_short, axes.values())]))
-        label = ",".join(short.values() if len(axes) == 1 else [f"{key}={value}" for key, value in short.items()])
+        short = [(name.rpartition(".")[2], _short(value)) for name, value in axes.items()]
+        content = digest([fingerprint(*resolved), benchmark, load.model_dump(), axes])
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([variant, benchmark, *(value for _, value in short)]))
+        label = ",".join(value if len(short) == 1 else f"{key}={value}" for key, value in short)
         expect = self.root.at("variants", variant, "expect")
         return Case(
             id=f"{slug.strip('-.')[:60]}-{content[:8]}",
@@ -182,8 +183,8 @@ class _Expansion:
             kept = left
         if right and not kept:
             self.complaints.add("every case is excluded", self.root, ("matrix", "exclude"), key=True)
-        measured = [(case.benchmark, case.axes) for case in kept if case.variant == BASELINE]
-        alone = [case for case in kept if (case.benchmark, case.axes) not in measured]
+        measured = {(case.benchmark, repr(case.axes)) for case in kept if case.variant == BASELINE}
+        alone = [case for case in kept if (case.benchmark, repr(case.axes)) not in measured]
         if right and alone:
             message = f"the baseline is excluded at `{alone[0].label}`, where `{alone[0].variant}` is still measured"
             hint = "exclude that point without naming a variant"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -44,22 +44,15 @@ class Complaints:
         return any(path[: len(out)] == out[: len(path)] for out in self.left_out)
 
     def add(
-        self,
-        message: str,
-        node: Node,
-        path: KeyPath = (),
-        *,
-        key: bool = False,
-        allowed: Sequence[str] = (),
-        word: str | None = None,
-        near: str | None = None,
-        hint: str | None = None,
+        self, message: str, node: Node, path: KeyPath = (), *, key: bool = False, word: str | None = None, **more: Any
     ) -> None:
-        """Complain about what is at `path` below `node`, or about its key; `word` was given for one of `allowed`."""
+        """Complain about what is at `path` below `node`, or about its key. `word` was given for one of `allowed`, which
+        is, like `nearest` and `hint`, what Problem takes."""
         last, rest = node.nearest(path)
         if not self.about((*last.path, *rest)):
-            near = near or (nearest(word, allowed) if word is not None else None)
-            self.problems.append(Problem(message, node.mark(path, key), tuple(allowed), near, hint))
+            if word is not None:
+                more["nearest"] = nearest(word, more["allowed"])
+            self.problems.append(Problem(message, node.mark(path, key), **more))
 
     def read(self, model: type[_M], node: Node, under: KeyPath = ()) -> _M | None:
         """The node as a model; None, with complaints, where it is not one. `under` is where the model has its place."""
@@ -110,7 +103,7 @@ class Complaints:
         elif isinstance(error, Complaint):
             said |= {"allowed": error.allowed, "word": str(given), "hint": error.hint}
         elif kind == "literal_error":
-            allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
+            allowed = tuple(re.findall(r"'([^']*)'", context["expected"])) or (context["expected"],)
             said |= {"allowed": allowed, "word": str(given)}
         elif kind == "string_type" and isinstance(given, (int, float)):
             said["hint"] = f'YAML reads {words["written"]} as a number or switch; write "{words["written"]}" in quotes'

@@ -33,7 +33,6 @@ class Part(BaseModel):
 class Install(Part):
     """An environment of the engine's own at `<home>/engines/<engine>-<version>`, made by uv from exact packages."""
 
-    kind: Literal["uv"] = "uv"
     python: str | None = None  # version for the environment; null: the host's own
     packages: list[str]  # requirements; `{{ engine.version }}` is the version asked for
     check: list[str] = []  # argv that must succeed in a complete environment

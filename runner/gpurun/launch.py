@@ -26,8 +26,7 @@ UNNAMED_MODEL = "default"
 
 @dataclass(frozen=True)
 class Launch:
-    """A server as it is started on one host: a planned sample's `server` without the run's part, and the arguments of
-    the role `engine`, where gpurun installs it."""
+    """A server on one host: a planned sample's `server` without the run's part, and what the role `engine` installs."""
 
     server: dict[str, Any]
     install: dict[str, Any] | None
@@ -61,9 +60,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     """The server of `case` on a host with these facts. ConfigError if a template does not fit them."""
     server, engine = case.server, case.engine
     model = model_on_host(server.model or Model(), home_of(facts))
-    known = {
-        key: model[key] for key in ("path", "name") if model[key] is not None
-    }  # a fact that is not there: an error
+    known = {key: model[key] for key in ("path", "name") if model[key] is not None}  # else: not a fact
     context = facts_for(facts, known, case.axes, server.port)
     program = _program(case, facts)
     version = None if program else engine_version(server, engine)
@@ -87,12 +84,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     env |= {key: fill(value, ("env", key)) for key, value in (server.env or {}).items() if value is not None}
 
     rule, given = engine.ready, server.ready
-    ready: dict[str, Any] = {
-        "health": rule.health,
-        "models": rule.models,
-        "generate": rule.generate and render_tree(rule.generate, own),
-        "answer": rule.answer,
-    }
+    ready = rule.model_dump() | {"generate": rule.generate and render_tree(rule.generate, own)}
     if given is not None:
         ready |= {key: value or None for key in ("health", "models") if (value := getattr(given, key)) is not None}
         if given.generate is not None:
@@ -122,11 +114,8 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
 
 
 def _program(case: Case, facts: Mapping[str, Any]) -> str | None:
-    """The host's own program for the engine; None where gpurun installs it.
-
-    A program that the campaign names is used as it is. Else the engine's usual one is, if the host has it and the
-    campaign pins no version.
-    """
+    """The host's own program for the engine: what the campaign names, else the engine's usual one where the host has it
+    and the campaign pins no version. None: gpurun installs the engine."""
     commands = facts.get("host", {}).get("commands") or {}
     if case.server.binary is not None:
         return str(commands.get(case.server.binary) or case.server.binary)

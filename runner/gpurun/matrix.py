@@ -82,7 +82,7 @@ def _unaddressed(axis: Axis, root: Node, data: Sequence[Node]) -> dict[str, Any]
     if first not in ("server", "benchmarks"):
         both = ("server", "benchmarks")
         near = f"benchmarks.{axis.name}" if first.split(".")[0] in names else nearest(first, both)
-        return {"message": f"{start}an axis varies the server or a benchmark", "allowed": both, "near": near}
+        return {"message": f"{start}an axis varies the server or a benchmark", "allowed": both, "nearest": near}
     if len(axis.path) < (2 if first == "server" else 3):
         return {"message": f"{start}it names a whole `{first}`", "hint": "name one key inside it"}
     if axis.benchmark is not None and axis.benchmark not in names:

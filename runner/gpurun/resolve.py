@@ -23,10 +23,8 @@ def layers(root: Node, variant: str | None = None) -> list[Node]:
     """What the top, the baseline and a variant (None: every one) say about the server, the weakest first."""
     named = [("variants", name, "server") for name in root.items("variants") if variant in (None, name)]
     found = [root.at(*path) for path in (("server",), ("baseline", "server"), *named)]
-    return [
-        found[0] or Node({}, root.place, ("server",)),
-        *(node for node in found[1:] if node is not None and node.items()),
-    ]
+    top = found[0] or Node({}, root.place, ("server",))
+    return [top, *(node for node in found[1:] if node is not None and node.items())]
 
 
 def resolve(root: Node, variant: str, point: Iterable[tuple[KeyPath, Node]] = ()) -> Node:
@@ -62,19 +60,17 @@ def engine_version(server: Server, engine: Engine) -> str | None:
     return (server.engine or "").partition("==")[2] or engine.default_version
 
 
-def settings(server: Server, engine: Engine) -> dict[str, Any]:
-    """All that makes one server different from another, in a form that compares: spelling and order do not matter."""
-    flags = [_comparable(engine, flag, value) for flag, value in (server.flags or {}).items() if value is not None]
+def fingerprint(server: Server, engine: Engine) -> str:
+    """The same for servers with the same settings, however they are written; empty where a flag cannot be said."""
+    try:
+        flags = [
+            flag_argv(engine.flags, flag, value) for flag, value in (server.flags or {}).items() if value is not None
+        ]
+    except ValueError:  # check_server complains
+        return ""
     data = server.model_dump(exclude={"flags", "engine"}, exclude_none=True)
     data["env"] = {**engine.env, **{key: value for key, value in (server.env or {}).items() if value is not None}}
-    return {**data, "engine": [engine.name, engine_version(server, engine)], "flags": sorted(flags)}
-
-
-def _comparable(engine: Engine, flag: str, value: Any) -> list[str]:
-    try:
-        return flag_argv(engine.flags, flag, value)
-    except ValueError:  # check_server complains
-        return [flag, repr(value)]
+    return digest({**data, "engine": [engine.name, engine_version(server, engine)], "flags": sorted(flags)})
 
 
 def check_texts(root: Node, complaints: Complaints) -> None:
@@ -102,7 +98,7 @@ def _check_template(text: Node, complaints: Complaints) -> None:
         names = (FACTS[base] or ()) if attribute else tuple(FACTS)
         near = nearest(attribute or base, names)
         near = f"{base}.{near}" if attribute and near else near
-        complaints.add(f"the template uses the unknown fact `{fact}`", text, allowed=names, near=near)
+        complaints.add(f"the template uses the unknown fact `{fact}`", text, allowed=tuple(names), nearest=near)
 
 
 def check_server(node: Node, complaints: Complaints) -> tuple[Server, Engine] | None:
@@ -184,8 +180,3 @@ def check_nulls(root: Node, variant: str, engine: Engine, complaints: Complaints
                     message = f"`{key}: null` removes nothing"
                     complaints.add(message, layer, (section, key), key=True, allowed=inherited, word=key)
         below = merge(below, layer)
-
-
-def fingerprint(resolved: tuple[Server, Engine] | None) -> str:
-    """Equal for servers with the same settings; empty where there is none."""
-    return "" if resolved is None else digest(settings(*resolved))

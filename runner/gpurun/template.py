@@ -1,5 +1,4 @@
-"""Templates in a campaign: Jinja2 in a sandbox, over facts that are declared here. A fact that does not exist is an
-error, never an empty text.
+"""Templates in a campaign: Jinja2 in a sandbox. A fact that does not exist is an error, never an empty text.
 
 Only text with `{{` or `{%` is a template; all other text stays exactly as it is. Where `{{` itself is meant, Jinja's
 own ways apply: `{{ '{{' }}` or `{% raw %}`.

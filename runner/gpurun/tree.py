@@ -15,11 +15,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """A value, or a mapping or list of nodes. `path` leads to it in the file, `key` is where its own key is.
-
-    All three stay with it when it is merged into something else, so that what is wrong with a merged value is shown
-    in the line that said it.
-    """
+    """A value, or a mapping or list of nodes. `path` leads to it in the file, `key` is where its own key is. Both stay
+    when it is merged into something else: what is wrong with a merged value is shown in the line that said it."""
 
     value: Any
     place: Mark
