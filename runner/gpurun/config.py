@@ -20,6 +20,8 @@ Api = Literal["chat", "completions"]
 MODEL_SOURCES = ("hf", "path", "url", "wheel")
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
+_Words = Annotated[list[str], Field(min_length=1)]
+_Values = Annotated[list[Any], Field(min_length=1)]
 
 
 def _key(description: str, default: Any = None, written: Any = None) -> Any:
@@ -77,12 +79,8 @@ class Server(Section):
         "map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port"
     )
     env: dict[fields.EnvKey, fields.EnvValue] | None = _key("environment of the server; templates work")
-    secrets: list[fields.Secret] | None = _key(
-        "names of variables whose values come from your environment or an AWX credential"
-    )
-    argv: Annotated[list[str], Field(min_length=1)] | None = _key(
-        "engine `command` only: the whole command; `{{ port }}` is the port"
-    )
+    secrets: list[fields.Secret] | None = _key("variables whose values your environment or an AWX credential has")
+    argv: _Words | None = _key("engine `command` only: the whole command; `{{ port }}` is the port")
     cwd: fields.AbsolutePath | None = _key("folder on the host that the server starts in")
     port: Annotated[int, Field(ge=1, le=65535)] | None = _key("default: a free one")
     ready: Ready | None = None
@@ -105,13 +103,8 @@ class Variant(Section):
 class Matrix(Section):
     """Dimensions that are varied for the baseline and every variant."""
 
-    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
-        default_factory=dict,
-        description="`server...` or `benchmarks.NAME...` as a dotted path -> its values; under `server.` each restarts",
-    )
-    exclude: list[dict[str, Any]] = Field(
-        default_factory=list, description="points to leave out: `variant`, `benchmark` and axis paths, all must match"
-    )
+    axes: dict[str, _Values] = _key("dotted path `server...` or `benchmarks.NAME...` -> values of what is there", {})
+    exclude: list[dict[str, Any]] = _key("points to leave out: `variant`, `benchmark`, axis paths; all must match", [])
 
 
 class Load(Section):
@@ -221,7 +214,7 @@ class Campaign(Section):
     benchmarks: dict[fields.Name, Benchmark] = Field(min_length=1)
     rounds: int = Field(default=5, ge=1, le=1000, description="fewer than 3 give no verdict")
     order: Literal["rotated", "random", "fixed"] = _key(
-        "order inside a round; fixed mistakes a drift for a difference", "rotated"
+        "inside a round; fixed mistakes drift for difference", "rotated"
     )
     seed: int = Field(default=0, ge=0, description="of the random order")
     timeouts: Timeouts = Field(default_factory=Timeouts)

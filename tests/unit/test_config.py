@@ -161,6 +161,19 @@ def test_what_follows_from_a_reported_problem_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("output_tokens: 64", "output_tokens: 0", "`benchmarks.chat.data.output_tokens` must be at least 1, not 0"),
+        ("load: {concurrency: 4,", "laod: {concurrency: 4,", "unknown key `laod` in `benchmarks.chat`"),
+        ("file: model.gguf", "file: 7", "`server.model.file` must be text, not the number 7"),
+    ],
+)
+def test_axes_and_keys_beside_what_is_wrong_are_not_blamed(right: str, wrong: str, message: str) -> None:
+    said = [problem.message for problem in problems(text=CAMPAIGN.replace(right, wrong))]
+    assert message in said and not [each for each in said if each.startswith(("axis", "a model"))]
+
+
+@pytest.mark.parametrize(
     "name", ["../x", "a/b", "a b", "'a'", "a\nb", "", ".hidden", "-dash", "ü", "a" * 65, "a\x00", "..", "$(id)"]
 )
 def test_names_that_cannot_be_directories_are_refused(name: str) -> None:

@@ -207,6 +207,12 @@ def test_axes_may_hold_lists_maps_and_null() -> None:
     assert len({case.id for case in cases}) == 6
 
 
+def test_a_label_names_every_axis() -> None:
+    axes = {"server.flags.level": [1, 2], "server.env.level": ["a", "b"]}
+    labels = [case.label for case in cases_from(changed(matrix__axes=axes, variants={})) if case.benchmark == "chat"]
+    assert labels == [f"chat@level={flag},level={env}" for flag in (1, 2) for env in "ab"]
+
+
 def test_an_axis_may_address_one_key_of_a_json_flag() -> None:
     data = changed(
         server__flags={"spec": {"method": "x", "n": 1}}, matrix__axes={"server.flags.spec.n": [1, 2]}, variants={}
