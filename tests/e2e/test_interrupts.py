@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.program import Place, Program, eventually, server
 
-SLOW = server("--token-delay", "2")  # a sample of 32 s: long enough to be interrupted, too long to be waited for
-LATE = server("--start-delay", "40")
+SLOW = server("--token-delay", "10")  # a sample of minutes, that is never waited for
+LATE = server("--start-delay", "240")
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_second_run_on_a_host_is_refused_by_name_or_waits(place: Place) -> Non
     assert second.finish() == 3, second.stderr
     assert f"run {first.run} of campaign e2e holds this host" in second.stderr
     assert f"gpurun stop {first.run}" in second.stderr
-    waiting = place.bench("--wait", "60s")
+    waiting = place.bench("--wait", "2m")
     waiting.wait_for("take the host")
     assert first.process.poll() is None
     first.send(signal.SIGINT)
