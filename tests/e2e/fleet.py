@@ -85,8 +85,12 @@ class Desk:
         return {(one["host"], one["round"], one["variant"]): one for one in stored}
 
     def end(self) -> None:
-        for program in self._started:
+        """No program of this desk outlives the test; what one of them left on hosts is ended."""
+        cut_short = [program for program in self._started if program.process.poll() is None]
+        for program in cut_short:
             program.end()
+        if cut_short:
+            self.run("stop", "--all")
 
 
 def jobs_of_gpurun(host: TestHost) -> list[str]:

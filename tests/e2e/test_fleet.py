@@ -54,13 +54,13 @@ def measured(desk: Desk, program: Program) -> dict[tuple[str, int, str], str]:
     }
 
 
-# -- a run on hosts that differ fourfold in speed ----------------------------------------------------------------------
+# -- a run on hosts that differ eightfold in speed ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def apart(two: HostFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Program, dict[str, Any]]]:
     desk = Desk(tmp_path_factory.mktemp("apart"), inventory_of(two))
-    delay = "{{ (0.05 if host.name == 'host1' else 0.2) * %d }}"
+    delay = "{{ (0.05 if host.name == 'host1' else 0.4) * %d }}"
     desk.campaign(
         server=server("--token-delay", delay % 1),
         variants={"half": {"server": server("--token-delay", delay % 2)}},
@@ -77,17 +77,15 @@ def test_no_host_waits_for_a_slower_one(apart: tuple[Desk, Program, dict[str, An
     assert len(document["samples"]) == 12
     lines = (desk.folder / "results" / "fleet" / program.run / "events.jsonl").read_text().splitlines()
     done = [one["where"] for one in map(json.loads, lines) if one["event"] == "SampleFinished"]
-    order = [(where["host"], where["round"]) for where in done]
-    last_of_the_fast = max(index for index, (host, _) in enumerate(order) if host == "host1")
-    assert ("host2", 3) not in order[:last_of_the_fast]
-    assert order.index(("host1", 3)) < max(index for index, one in enumerate(order) if one == ("host2", 2))
+    order = [where["host"] for where in done]
+    assert order[:8].count("host1") == 6, order  # all of its own, while the other is at its second or third
 
 
 def test_effects_are_paired_within_a_host(apart: tuple[Desk, Program, dict[str, Any]]) -> None:
     effect = next(
         one for one in apart[2]["effects"] if one["metric"] == "output_tok_per_s" and one["variant"] == "half"
     )
-    assert effect["verdict"] == "worse"  # across hosts, a factor of four would have hidden a factor of two
+    assert effect["verdict"] == "worse"  # across hosts, a factor of eight would have hidden a factor of two
     assert -0.6 < effect["estimate"] < -0.4
 
 
@@ -98,7 +96,7 @@ def test_the_plan_says_what_runs_where(apart: tuple[Desk, Program, dict[str, Any
     argv = [sys.executable, "-m", "gpurun", "plan", "-c", "campaign.yml", "--facts", "facts.json"]
     text = subprocess.run(argv, cwd=desk.folder, capture_output=True, text=True, check=True).stdout
     assert "on host1, host2" in text
-    assert "--token-delay 0.05" in text and "--token-delay 0.2" in text
+    assert "--token-delay 0.05" in text and "--token-delay 0.4" in text
 
 
 # -- hosts that drop out -----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ CASES = {
     "connection_lost": [
         SENT + "Timeout, server 198.18.4.2 not responding.",
         SENT + "client_loop: send disconnect: Broken pipe",
+        SENT,  # ssh itself gave up in the middle of a task, and said nothing
     ],
     "sudo_password": ["Look at the host: Task failed: Missing sudo password", "Task failed: Incorrect sudo password"],
     "not_a_sudoer": ["Module result deserialization failed: bench is not in the sudoers file."],
