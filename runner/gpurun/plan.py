@@ -13,14 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, Problem
 from gpurun.launch import TOOL_VERSION, Launch, home_of, launch, load_spec
 from gpurun.resolve import BASELINE
-from gpurun.samples import Sample
+from gpurun.samples import Record, Sample
 from gpurun.tree import digest
 
 _T = TypeVar("_T")
@@ -32,13 +32,7 @@ _SLACK_S = 120.0  # added to a server's life for what happens between its sample
 Launches = Mapping[tuple[str, str], Launch]  # by host and case
 
 
-class Part(BaseModel):
-    """Base of the plan's parts: unknown keys are an error, values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class PlannedSample(Part):
+class PlannedSample(Record):
     """One case in one round on one host. `start` and `stop` mark the first and last sample on one server; the keys of
     `server` and `load`, which are what the roles get, are in docs/design.md."""
 
@@ -58,7 +52,7 @@ class PlannedSample(Part):
     stop: bool
 
 
-class Estimate(Part):
+class Estimate(Record):
     """Seconds until a run ends (hosts work side by side), and what makes them; counts are over all hosts and rounds."""
 
     total_s: float
@@ -69,7 +63,7 @@ class Estimate(Part):
     measured: bool
 
 
-class Plan(Part):
+class Plan(Record):
     """The whole plan (`plan.json`). `cases` are for people, `needs` (by host) the arguments of the preparing roles."""
 
     schema_: Literal["gpurun.plan/1"] = Field(default="gpurun.plan/1", alias="schema")
