@@ -39,9 +39,10 @@ def await_end(job: Job, wait_s: float, server: Job | None = None) -> None:
 
 
 def _in_trouble(client: Job) -> bool:
-    """Whether the client failed, or the last of its requests did."""
+    """Whether the client failed by itself, or the last of its requests did."""
     report = client.report()
-    return report["status"] == "failed" or bool((report["progress"]["progress_file"] or {}).get("failing"))
+    failed = report["status"] == "failed" and report["reason"] == "exited"
+    return failed or bool((report["progress"]["progress_file"] or {}).get("failing"))
 
 
 def _sleep_until_one_ends(jobs: Sequence[Job], seconds: float) -> None:
