@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.program import Place, Program, eventually, server
 
+pytestmark = pytest.mark.slow
+
 SLOW = server("--token-delay", "10")  # a sample of minutes, that is never waited for
 LATE = server("--start-delay", "240")
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.e2e.program import Place, Program, server
 
+pytestmark = pytest.mark.slow
+
 SECRET = 'se"cret \\ é-tok{{en}}-7f3a'
 WORDS = [
     "$(id)",
