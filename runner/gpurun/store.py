@@ -280,7 +280,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "free some space there, or choose another directory with --results DIR"
+        hint = "choose a directory with space that you may write to: --results DIR"
         if isinstance(error, FileExistsError):
             hint = "nothing is ever overwritten; start the run again for a new id"
         what = f"cannot write results: {(error.strerror or str(error)).lower()}"

@@ -41,8 +41,10 @@ class Watcher(threading.Thread):
         while not self.stop.wait(0.05):
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 self._look(Path(f"/proc/{pid}/cmdline"))
-            for path in [path for path in self.folder.rglob("*") if path.is_file()]:  # no FIFOs
-                self._look(path)
+            for folder, _, names in os.walk(self.folder):  # folders come and go meanwhile
+                for path in (Path(folder, name) for name in names):
+                    if path.is_file():  # no FIFOs
+                        self._look(path)
 
     def _look(self, path: Path) -> None:
         try:
