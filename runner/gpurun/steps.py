@@ -84,8 +84,12 @@ def make_plan(
 def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller) -> int:
     """Go on with a run. Returns how many samples are kept: those of the same content, measured or failed for good.
 
-    What failed for a passing cause, or was measured with other settings, is set aside and measured again.
+    What failed for a passing cause, or was measured with other settings, is set aside and measured again. ConfigError
+    where the run is still at work on this machine.
     """
+    before = store.manifest
+    if before.status_now == "running" and before.controller.host == controller.host:
+        raise ConfigError(f"run {before.run} is still running (pid {before.controller.pid})", hint="wait for its end")
     content = {(planned.round, planned.case, planned.host): planned.content for planned in plan.samples}
     kept = 0
     for sample in store.samples():

@@ -135,3 +135,16 @@ def test_a_controller_that_left_on_purpose_keeps_the_host_until_its_lease_is_ove
     lock = home / "lock.json"
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "renewed_at": time.time() - 3601}))
     assert locks.hold(home, wanted("run2", controller(os.getpid())), 0)["held"] is True
+
+
+def test_a_resumed_run_takes_over_from_its_own_dead_controller_on_another_machine(home: Path) -> None:
+    far = "another boot/pid:[1]"
+    assert locks.hold(home, wanted("run1", controller(41, far)), 0)["held"] is True
+    assert locks.hold(home, wanted("run2", controller(42, far)), 0)["held"] is False  # another run: by its lease only
+    assert locks.hold(home, wanted("run1", controller(42, "a third machine")), 0)["held"] is False
+    assert locks.hold(home, wanted("run1", controller(42, far)), 0)["changed"] is True
+
+
+def test_a_living_controller_on_this_machine_is_not_succeeded(home: Path) -> None:
+    assert locks.hold(home, wanted("run1", controller(os.getpid())), 0)["held"] is True
+    assert locks.hold(home, wanted("run1", controller(1)), 0)["held"] is False

@@ -66,7 +66,7 @@ def hold(home: Path, wanted: State, wait_s: float) -> State:
     while True:
         with _guard(home):
             lock = holder(home)
-            if lock is None or is_abandoned(lock):
+            if lock is None or is_abandoned(lock) or _succeeds(lock, wanted):
                 return _take(home, lock, wanted)
             if lock["run"] == wanted["run"] and _same(lock["controller"], wanted["controller"]):
                 write_state(home / "lock.json", {**lock, **wanted, "renewed_at": time.time()})
@@ -123,6 +123,15 @@ def describe(lock: State) -> str:
         f"run {lock['run']} of campaign {lock.get('campaign') or '?'} holds this host since {since}, "
         f"controlled from {controller.get('host') or '?'}, " + (f"pid {pid}" if pid else f"left serving until {until}")
     )
+
+
+def _succeeds(lock: State, wanted: State) -> bool:
+    """Whether a resumed run asks, from the machine that conducted it: there, two of one run are never at work."""
+    old, new = lock["controller"], wanted["controller"]
+    elsewhere = old.get("machine_id") not in (None, machine_id())
+    return bool(
+        lock["run"] == wanted["run"] and elsewhere and old["machine_id"] == new.get("machine_id")
+    ) and not _same(old, new)
 
 
 def _same(one: State, other: State) -> bool:
