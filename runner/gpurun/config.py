@@ -17,6 +17,7 @@ from gpurun.samples import FailureClass
 from gpurun.tree import KeyPath, Node
 
 Api = Literal["chat", "completions"]
+CONTAINERS = ("docker", "podman")
 MODEL_SOURCES = ("hf", "path", "url", "wheel")
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
@@ -64,6 +65,16 @@ class Ready(Section):
     answer: str | None = _key("JSON key that the answer to `generate` must have")
 
 
+class Container(Section):
+    """How the container is run. It has the host's network and GPUs, and the model, read-only, at its own path."""
+
+    shm_size: fields.MemorySize | None = _key("size of /dev/shm; with it, `ipc` is private")
+    ipc: Literal["host", "private"] | None = _key("default: host, so that /dev/shm is the host's", written="host")
+    mounts: list[fields.Mount] | None = _key("`/SOURCE:/TARGET[:ro]`")
+    args: list[_Text] | None = _key("more options of `docker run`; gpurun takes them as they are")
+    allow_tags: bool | None = _key("accept an image by tag, which may be another one tomorrow", written=False)
+
+
 class Server(Section):
     """A server's settings, or a part of them: baseline and variants merge over what stands at the top.
 
@@ -73,6 +84,9 @@ class Server(Section):
 
     engine: fields.EngineName | None = _key("`name` or `name==version`")
     binary: _Text | None = _key("use this program of the host instead of installing the engine")
+    runtime: Literal["venv", "docker", "podman"] | None = _key("where the server runs", written="venv")
+    image: _Text | None = _key("image of the container: `REPOSITORY@sha256:...`, or the id of one that the host has")
+    container: Container | None = None
     model: Model | None = None
     flags: dict[fields.FlagKey, fields.FlagValue] | None = _key(
         "without dashes; true: the bare flag, false: its negative form, null: removed, list: repeated values, "

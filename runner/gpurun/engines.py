@@ -43,6 +43,7 @@ class Command(Part):
 
     env: list[str] = []  # argv where gpurun has installed the engine
     binary: list[str] = []  # argv where the host has its own program
+    container: list[str] | None = None  # argv that the engine's own image takes; null: not known
 
 
 class FlagRules(Part):

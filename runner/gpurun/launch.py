@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gpurun.cases import Case
-from gpurun.config import MODEL_SOURCES, Model
+from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Server
 from gpurun.engines import flags_argv
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import PORT_TOKEN
@@ -35,7 +35,8 @@ class Launch:
     def content(self) -> list[Any]:
         """All that makes what it serves what it is."""
         model = {key: value for key, value in self.server["model"].items() if key != "key"}
-        return [*(self.server[key] for key in ("argv", "env", "engine", "secrets")), model]
+        container = [self.server["container"]] if self.server["container"] else []
+        return [*(self.server[key] for key in ("argv", "env", "engine", "secrets")), model, *container]
 
     @property
     def key(self) -> str:
@@ -76,7 +77,9 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
             message = f"host `{host}`: the template does not fit its facts: {error}"
             raise ConfigError([Problem(message, case.merged.mark(path))]) from None
 
-    argv = [word for item in (engine.command.binary if program else engine.command.env) if (word := render(item, own))]
+    container = _container(server, model)
+    command = engine.command.container if container else engine.command.binary if program else engine.command.env
+    argv = [word for item in command or [] if (word := render(item, own))]
     argv += [fill(item, ("argv", number)) for number, item in enumerate(server.argv or [])]
     for flag, value in (server.flags or {}).items():
         argv += flags_argv(engine.flags, {flag: value}, partial(fill, path=("flags", flag)))
@@ -94,10 +97,12 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     ready["model"] = model["name"] if named and ready["models"] else None
 
     install = None
-    if engine.install is not None and program is None:
+    if engine.install is not None and program is None and container is None:
         install = {"name": engine.name, "version": version, "launcher": engine.launcher}
         install |= {key: render_tree(getattr(engine.install, key), own) for key in ("packages", "python", "check")}
     about = {"name": engine.name, "version": version} | ({"binary": program} if program else {})
+    if container is not None:
+        about |= {"version": (server.engine or "").partition("==")[2] or None, "image": container["image"]}
     planned = {
         "engine": about,
         "model": model,
@@ -106,6 +111,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         "secrets": list(server.secrets or []),
         "port": server.port,
         "cwd": server.cwd,
+        "container": container,
         "ready": ready,
         "effective": engine.effective,
         "metrics_path": engine.metrics.path if engine.metrics else None,
@@ -117,11 +123,24 @@ def _program(case: Case, facts: Mapping[str, Any]) -> str | None:
     """The host's own program for the engine: what the campaign names, else the engine's usual one where the host has it
     and the campaign pins no version. None: gpurun installs the engine."""
     commands = facts.get("host", {}).get("commands") or {}
+    if case.server.runtime in CONTAINERS:
+        return None
     if case.server.binary is not None:
         return str(commands.get(case.server.binary) or case.server.binary)
     if case.engine.binary is None or "==" in (case.server.engine or ""):
         return None
     return commands.get(case.engine.binary)
+
+
+def _container(server: Server, model: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What gpurun_job is told about the container; None where there is none."""
+    if server.runtime not in CONTAINERS:
+        return None
+    place = model["path"]
+    if model["key"] is not None:  # the whole folder: a file may be one of several parts
+        place = f"{place.partition(model['key'])[0]}{model['key']}"
+    own = server.container.model_dump(exclude_none=True, exclude={"allow_tags"}) if server.container else {}
+    return {"runtime": server.runtime, "image": server.image, "read_only": [place] if place else [], **own}
 
 
 def model_on_host(model: Model, home: str) -> dict[str, Any]:

@@ -3,17 +3,21 @@ with the result, at the position of the layer that said it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from gpurun.complaints import Complaints, nearest
-from gpurun.config import MODEL_SOURCES, Model, Server
+from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Server
 from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
 from gpurun.template import FACTS, TemplateError, is_template, unknown_facts
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
 BASELINE = "baseline"
+_PINNED = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
+_RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
+_TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"
 _TEMPLATED = ("flags", "env", "argv", "ready")
 _TAKES = {"hf": ("revision", "file"), "path": (), "url": ("sha256",), "wheel": ("file",)}
 _NEEDS = {"hf": "revision", "url": "sha256", "wheel": "file"}
@@ -116,6 +120,7 @@ def check_server(node: Node, complaints: Complaints) -> tuple[Server, Engine] | 
         complaints.add(message, node, ("engine" if server.argv is None else "argv",), hint="other engines take `flags`")
     if server.binary is not None and not engine.command.binary:
         complaints.add(f"engine `{engine.name}` has no program of its own", node, ("binary",))
+    _check_container(node, server, engine, complaints)
     for number, secret in enumerate(server.secrets or []):
         if secret in (server.env or {}):
             message = f"`{secret}` is a secret, so its value cannot be in `env`"
@@ -123,6 +128,25 @@ def check_server(node: Node, complaints: Complaints) -> tuple[Server, Engine] | 
         if secret in (server.secrets or [])[:number]:
             complaints.add(f"secret `{secret}` is named twice", node, ("secrets", number))
     return server, engine
+
+
+def _check_container(node: Node, server: Server, engine: Engine, complaints: Complaints) -> None:
+    if server.runtime not in CONTAINERS:
+        for key in ("image", "container"):
+            if getattr(server, key) is not None:
+                complaints.add(f"`{key}` is for a server in a container", node, (key,), key=True, hint=_RUNTIME_HINT)
+        return
+    if server.binary is not None:
+        complaints.add("a container has its own program", node, ("binary",), key=True, hint="`image` says which")
+    if engine.command.container is None and engine.name != "command":
+        complaints.add(f"gpurun does not know how an image of `{engine.name}` is called", node, ("runtime",))
+    if server.image is None:
+        complaints.add(f"`runtime: {server.runtime}` needs an `image`", node, ("runtime",))
+    elif not _PINNED.search(server.image) and not (server.container and server.container.allow_tags):
+        hint = (
+            f"take what `{server.runtime} image inspect --format '{{{{.RepoDigests}}}}' {server.image}` says, or its "
+        )
+        complaints.add("a tag may be another image tomorrow", node, ("image",), hint=f"{hint}{_TAG_HINT}")
 
 
 def _check_model(node: Node, model: Model | None, engine: Engine, complaints: Complaints) -> None:

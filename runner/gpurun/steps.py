@@ -113,13 +113,19 @@ def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> Ru
 
 
 def needs(store: RunStore, host: str) -> dict[str, Any]:
-    """What `host` must have before it measures (`engines`, `models`, `tools`), and the run's `lock` on it."""
+    """What `host` must have before it measures (`engines`, `models`, `tools`, `images`), and the run's `lock` on it."""
     manifest, plan = store.manifest, store.plan
     lock = {"run": manifest.run, "campaign": manifest.campaign, "controller": manifest.controller.model_dump()}
     if manifest.controller.pid is None:  # nobody will renew it
         lives = [planned["server"]["life_s"] for planned in plan["samples"] if planned["host"] == host]
         lock["lease_s"] = max(lives) + _LEASE_SLACK_S
-    return {**plan["needs"][host], "lock": lock}
+    images = {
+        (known["runtime"], known["image"]): None
+        for planned in plan["samples"]
+        if planned["host"] == host and (known := planned["server"].get("container"))
+    }
+    images_wanted = [{"runtime": runtime, "image": image} for runtime, image in images]
+    return {**plan["needs"][host], "images": images_wanted, "lock": lock}
 
 
 def wanted_files(

@@ -160,7 +160,7 @@ def test_killed_client_takes_its_container_along(job: Job, engine: Engine) -> No
 @pytest.mark.parametrize(
     ("container", "word"),
     [
-        ({"image": "no-such-image:1"}, "the image no-such-image:1 cannot be used"),
+        ({"image": "no-such-image:1"}, "`docker pull` must fetch the image no-such-image:1 first"),
         ({"runtime": "no-docker"}, "there is no no-docker on this host"),
     ],
 )

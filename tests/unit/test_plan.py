@@ -490,3 +490,57 @@ def test_the_verbs(tmp_path: Path) -> None:
     wrong = runner.invoke(plan_command, ["-c", str(good), "--facts", str(facts)])
     assert isinstance(wrong.exception, ConfigError)
     assert json.loads(runner.invoke(schema_command, []).stdout)["title"] == "gpurun campaign"
+
+
+IMAGE = "vllm/vllm-openai@sha256:" + "0" * 64
+
+
+def test_a_server_in_a_container_has_its_image_and_its_model_mounted_and_nothing_installed() -> None:
+    own = {"shm_size": "16g", "mounts": ["/cache:/root/.cache"], "args": ["--ulimit", "memlock=-1"]}
+    model = {"hf": "org/model", "revision": "a" * 40, "file": "*.safetensors"}
+    common = {"engine": "vllm", "runtime": "docker", "image": IMAGE, "container": own, "model": model}
+    facts = {"beta": FACTS["beta"]}
+    plan = plan_of(changed(server={**common, "flags": {"tp": 2}}, variants={}, matrix={}), facts)
+    server = plan.samples[0].server
+    place = f"/home/u/.gpurun/models/{server['model']['key']}"
+    assert server["model"]["path"] == place
+    assert server["argv"][:3] == [place, "--served-model-name", "org/model"] and server["argv"][-2:] == [
+        "--tensor-parallel-size",
+        "2",
+    ]
+    assert server["container"] == {"runtime": "docker", "image": IMAGE, "read_only": [place], **own}
+    assert server["engine"] == {"name": "vllm", "version": None, "image": IMAGE}
+    (needs,) = plan.needs.values()
+    assert needs["engines"] == []
+    other = plan_of(
+        changed(server={**common, "flags": {"tp": 2}, "image": IMAGE[:-1] + "1"}, variants={}, matrix={}), facts
+    )
+    assert other.samples[0].content != plan.samples[0].content
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"runtime": "docker", "image": "vllm/vllm-openai:v1"}, "a tag may be another image tomorrow"),
+        ({"runtime": "podman", "image": "vllm/vllm-openai"}, "a tag may be another image tomorrow"),
+        ({"runtime": "docker"}, "`runtime: docker` needs an `image`"),
+        ({"image": IMAGE}, "`image` is for a server in a container"),
+        ({"container": {"ipc": "host"}}, "`container` is for a server in a container"),
+        ({"runtime": "docker", "image": IMAGE, "binary": "vllm"}, "a container has its own program"),
+        ({"runtime": "docker", "image": IMAGE, "container": {"mounts": ["cache:/x"]}}, "a mount is `/SOURCE:/TARGET`"),
+        ({"runtime": "docker", "image": IMAGE, "container": {"shm_size": "16"}}, "a size is a number with"),
+    ],
+)
+def test_what_is_wrong_with_a_container(server: dict[str, Any], message: str) -> None:
+    common = {"engine": "vllm", "model": {"path": "/models/m"}}
+    assert any(message in said for said in messages(changed(server={**common, **server}, variants={}, matrix={})))
+
+
+def test_a_tag_is_taken_where_the_campaign_allows_it() -> None:
+    tagged = {"runtime": "docker", "image": "vllm/vllm-openai:v1", "container": {"allow_tags": True}}
+    plan = plan_of(changed(server={"engine": "vllm", "model": {"path": "/m"}, **tagged}, variants={}, matrix={}))
+    assert plan.samples[0].server["container"] == {
+        "runtime": "docker",
+        "image": "vllm/vllm-openai:v1",
+        "read_only": ["/m"],
+    }

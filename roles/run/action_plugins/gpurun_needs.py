@@ -10,7 +10,7 @@ from gpurun import steps
 
 
 class ActionModule(ActionBase):
-    """`gpurun_needs: {run_dir}` -> `engines`, `models`, `tools`, `lock`."""
+    """`gpurun_needs: {run_dir}` -> `engines`, `models`, `tools`, `images`, `lock`."""
 
     _VALID_ARGS = frozenset({"run_dir"})
 

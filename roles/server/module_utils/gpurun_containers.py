@@ -81,7 +81,7 @@ def _image_id(client: str, image: str) -> str:
     done = _ask([client, "image", "inspect", "--format", "{{.Id}}", image])
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no answer"]
-        raise JobError(f"the image {image} cannot be used: {said[-1]}: `{Path(client).name} pull {image}` fetches it")
+        raise JobError(f"`{Path(client).name} pull` must fetch the image {image} first: {said[-1]}")
     return done.stdout.strip()
 
 
