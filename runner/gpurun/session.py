@@ -68,6 +68,8 @@ class Session:
             task = event.task.rpartition(" : ")[2]
             if event.kind == "ok" and event.result.get("ended"):
                 self._note_ended(event.host, event.result["ended"])
+            if event.kind == "ok" and event.result.get("failure"):  # of one model among several
+                self._emit(events.Notice(str(event.result["failure"]["message"]), event.host))
             if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
                 told.add((event.host, task))
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
