@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.commands.explain import command
-from gpurun.diagnose import Evidence, classify
+from gpurun.diagnose import Evidence, Reason, classify
 from gpurun.serverlog import mask
 from gpurun.signatures import needle, signatures
 
@@ -218,3 +218,27 @@ def test_explain_says_when_it_cannot_read(tmp_path: Path) -> None:
     told = CliRunner().invoke(command, [str(tmp_path / "nothing.log")])
     assert told.exit_code == 2
     assert "cannot read" in told.output
+
+
+@pytest.mark.parametrize(
+    ("reason", "klass", "phase"),
+    [
+        ("gpu_busy", "gpu_busy", "start"),
+        ("quarantined", "gpu_busy", "stop"),
+        ("lock_lost", "interrupted", "start"),
+        ("stopped", "interrupted", "start"),
+        ("spawn", "missing_dependency", "start"),
+        ("generation_failed", "engine_dead", "warmup"),
+        ("server_died", "engine_dead", "serving"),
+    ],
+)
+def test_what_only_the_starter_knows(reason: Reason, klass: str, phase: str) -> None:
+    found = classify("", reason=reason, message="GPU 1 is held by python3 (pid 7)")
+    assert (found.klass, found.phase, found.line) == (klass, phase, None)
+    assert found.proof == "GPU 1 is held by python3 (pid 7)" and found.advice
+
+
+def test_cause_in_the_log_comes_before_a_refused_generation() -> None:
+    log = "Application startup complete\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    found = classify(log, engine="vllm", reason="generation_failed", message="status 500")
+    assert (found.klass, found.line) == ("oom_gpu", 2)

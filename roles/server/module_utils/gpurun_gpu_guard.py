@@ -17,6 +17,7 @@ from ansible.module_utils.gpurun_stop import stop
 from ansible.module_utils.gpurun_supervisor import write_state
 
 _POLL_S = 0.25
+_NO_GPU = ("", "-1", "NoDevFiles")  # CUDA_VISIBLE_DEVICES that hides all of them
 _ANSWER_S = 30.0  # eight GPUs without persistence mode take many seconds to wake
 _SETTLE_S = 10.0  # for memory that no process holds: the driver may be giving it back
 
@@ -34,7 +35,7 @@ def before_start(job: Job, visible: str | None, limits: Limits, may_end: bool) -
     `may_end` says that this run holds the host, so that whatever of ours is on its GPUs is left over, and is ended.
     """
     nvidia_smi = gpus.find()
-    if nvidia_smi is None:
+    if nvidia_smi is None or (visible is not None and visible.strip() in _NO_GPU):
         return None, {}
     known: State = {"nvidia_smi": nvidia_smi, "visible": visible}
     until, ended = time.monotonic() + _SETTLE_S, set[tuple[str, str]]()
