@@ -198,6 +198,17 @@ def test_a_model_that_is_cut_off(place: Place) -> None:
     failed(place, place.bench(), 3, "here: Fetch the model:", f"{model} is cut off", "fetch the file again")
 
 
+def test_one_variants_missing_model_does_not_end_the_others(place: Place) -> None:
+    """The step says what it misses; the server that wants the model says so again (this one wants none)."""
+    model = place.folder / "model.gguf"
+    model.write_bytes(gguf(4096))
+    variants = {"lost": {"server": {"model": {"path": "/nowhere/model.gguf", "name": "stub"}}}}
+    place.campaign(server=server(model={"path": str(model), "name": "stub"}), variants=variants, rounds=1)
+    program = place.bench()
+    assert program.finish() == 0, program.stderr
+    assert "/nowhere/model.gguf does not exist on this host" in program.stderr
+
+
 def test_a_package_index_that_cannot_be_reached(fresh_place: Place) -> None:
     fresh_place.campaign()
     nowhere = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_CACHE_DIR": str(fresh_place.folder / "cache")}
