@@ -31,7 +31,7 @@ HERE: dict[str, Any] = {
 def facts(**host: Any) -> dict[str, Any]:
     """Facts of a healthy host, as the module really gives them, with some of `host` changed."""
     found = gpurun_host.collect("~/.gpurun")
-    healthy = {"disk_free_bytes": 90e9, "shm_bytes": 8e9, "open_files": 1 << 20, "home_writable": True}
+    healthy = {"disk_free_bytes": 90e9, "shm_bytes": 8e9, "open_files": 1 << 20, "home_writable": True, "load1": 0.2}
     return {"host": {**found, **healthy, **host}, "gpus": [], "driver": None, "topology": None, "gpu_error": None}
 
 
@@ -114,6 +114,13 @@ def test_the_holder_and_a_wrong_clock_are_told() -> None:
     assert one(findings, "lock").message == "run r9 holds the host, from desk"
     assert "gpurun stop r9" in one(findings, "lock").fix
     assert one(findings, "clock").message == "its clock is 81.0 s off"
+
+
+def test_a_busy_host_is_told_unless_a_run_of_ours_is_the_reason() -> None:
+    busy = facts(load1=9.04, cpus=2)
+    found = one(of_host("a", Seen(busy)), "busy")
+    assert (found.state, found.message) == ("warn", "2 CPUs, load average 9.0")
+    assert one(of_host("a", Seen(busy, lock={"run": "r9", "controller": {"host": "desk"}})), "busy").state == "ok"
 
 
 def test_a_host_out_of_reach_has_the_cause_and_its_fix() -> None:

@@ -212,7 +212,7 @@ def test_plain_lines() -> None:
         f"{clock}:11  round 2/5  fp8-kv  chat@64  failed as expected: bad_flag (start)  "
         "(3/25 samples, about 75 s left)",
         f"{clock}:12  gpu-1: disk is almost full",
-        f"{clock}:13  host gpu-1 is lost: unreachable\\x1b[2J",
+        f"{clock}:13  host gpu-1 drops out: unreachable\\x1b[2J",
         f"{time.strftime('%H:%M:%S', time.localtime(NOON + 125))}  done after 2 min 05 s",
     ]
 

@@ -14,6 +14,11 @@ from gpurun.commands import options
 from gpurun.diagnose import Diagnosis, classify
 from gpurun.signatures import markers
 
+NOTHING_KNOWN = (
+    "No failure in this log, nor any line of an engine that gpurun knows: is it the server's log, and all of it?\n"
+    "A server that was killed leaves none; --exit-code 137 says that it was."
+)
+
 
 def _read(path: str) -> str:
     try:
@@ -39,13 +44,12 @@ def _engine(name: str | None) -> str | None:
 
 def _show(path: str, told: Diagnosis) -> None:
     if told.klass == "none":
-        click.echo("No failure in this log.")
+        click.echo("No failure in this log." if told.engine else NOTHING_KNOWN)
         return
     engine = f" ({told.engine})" if told.engine else ""
     place = f"{path}:{told.line}" if told.line else "not in the log"
-    click.echo(
-        f"{told.klass} while in phase {told.phase}{engine}\n  --> {place}\n  {told.proof}\nadvice: {told.advice}"
-    )
+    proof = f"  {told.proof}\n" if told.proof else ""
+    click.echo(f"{told.klass} while in phase {told.phase}{engine}\n  --> {place}\n{proof}advice: {told.advice}")
     if told.others:
         click.echo("\n  ".join(("lines that may tell more:", *told.others)))
 

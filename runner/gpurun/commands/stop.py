@@ -64,6 +64,7 @@ def _whole_id(results: Path, run: str) -> str:
     except GpurunError:
         if run == "last":
             raise
+        click.echo(f"note: no run here is named {run}; the hosts are asked for one of that very name", err=True)
         return store.safe_name(run, "run")
 
 

@@ -72,7 +72,7 @@ class Progress:
             case events.HostLost(host, reason):
                 self._active.pop(host, None)
                 others = "; the others go on" if len(self._hosts) > 1 else ""
-                return f"host {host} is lost: {shorten(reason, 300)}{others}"
+                return f"host {host} drops out: {shorten(reason, 300)}{others}"
             case events.Notice(message, host):
                 return f"{host}: {message}" if host else message
             case events.RunFinished(status):
