@@ -78,7 +78,8 @@ def test_no_host_waits_for_a_slower_one(apart: tuple[Desk, Program, dict[str, An
     lines = (desk.folder / "results" / "fleet" / program.run / "events.jsonl").read_text().splitlines()
     done = [one["where"] for one in map(json.loads, lines) if one["event"] == "SampleFinished"]
     order = [where["host"] for where in done]
-    assert order[:8].count("host1") == 6, order  # all of its own, while the other is at its second or third
+    # In step, the fast one's third round would begin after the slow one's second: then four of these eight are its own.
+    assert order[:8].count("host1") >= 5, order
 
 
 def test_effects_are_paired_within_a_host(apart: tuple[Desk, Program, dict[str, Any]]) -> None:

@@ -71,8 +71,10 @@ class Slot:
         for line in run("ip", "netns", "list").stdout.splitlines():
             if line.split()[0].startswith(f"{self.name}-"):
                 run("ip", "netns", "del", line.split()[0])
-        if Path(f"/sys/class/net/{self.name}").exists():
-            run("ip", "link", "del", self.name)
+        # A namespace lives on while a process is in it, and so does its end of a link: take that by the end out here.
+        for link in [*Path("/sys/class/net").glob(f"{self.name}.*"), Path(f"/sys/class/net/{self.name}")]:
+            if link.exists():
+                run("ip", "link", "del", link.name)
         if shutil.which("nft"):
             run("nft", "delete", "table", "ip", self.name)
         for propagate in (NSPAWN / "propagate").glob(f"{self.name}-*"):
