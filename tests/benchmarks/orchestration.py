@@ -18,6 +18,12 @@ def samples(run: Path) -> list[dict[str, float | None]]:
     return [json.loads(path.read_text())["timing"] for path in sorted(run.glob("samples/*/*/*/sample.json"))]
 
 
+def costs(run: Path) -> list[float]:
+    """What is left of each sample's wall time without its server's start and its load, in seconds."""
+    timings = [timing for timing in samples(run) if timing["wall_s"] is not None]
+    return [(t["wall_s"] or 0) - (t["server_start_s"] or 0) - (t["load_s"] or 0) for t in timings]
+
+
 def stages(run: Path) -> dict[str, list[float]]:
     """How long each stage took, by the stage's name, from events.jsonl."""
     found: dict[str, list[float]] = {stage: [] for stage in STAGES}
@@ -39,7 +45,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         run = Path(name)
         timings = [t for t in samples(run) if t["wall_s"] is not None]
-        rest = [t["wall_s"] - (t["server_start_s"] or 0) - (t["load_s"] or 0) for t in timings]
+        rest = costs(run)
         print(
             f"{run.name}: {len(rest)} samples, orchestration per sample: median {statistics.median(rest):.2f} s,",
             end=" ",
