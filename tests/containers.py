@@ -78,4 +78,8 @@ class Engine:
                 self._process.send_signal(signal.SIGTERM)
             self._process.wait(timeout=30)
         finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for line in Path("/proc/self/mountinfo").read_text().splitlines():
+                point = line.split()[4]  # it leaves the namespace of the host's network mounted
+                if Path(point).is_relative_to(self.folder):
+                    subprocess.run(["umount", "--lazy", point], check=False)
+            shutil.rmtree(self.folder)
