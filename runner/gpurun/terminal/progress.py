@@ -102,14 +102,20 @@ class Progress:
         return 0.0 if self.started is None else now - self.started
 
     def left(self, now: float) -> float | None:
-        """Seconds that remain: the plan's estimate at first, then more and more what the finished samples took."""
+        """Seconds that remain: the plan's estimate at first, then more and more what the finished samples took.
+
+        A sample that takes longer than it should does not use up the time of those that have not begun.
+        """
+        at_once = max(1, len(self._hosts))
         if not self.done or self._first_sample is None:
             since = 0.0 if self._first_sample is None else now - self._first_sample
-            return None if self._estimate_s is None else max(0.0, self._estimate_s - since)
+            if self._estimate_s is None:
+                return None
+            return max(0.0, self._estimate_s - min(since, self._estimate_s * at_once / max(1, self.samples)))
         each = (self._last_finish - self._first_sample) / self.done
         if self._estimate_s is not None and self.samples:  # the plan counts as much as two finished samples
             each = (each * self.done + 2 * self._estimate_s / self.samples) / (self.done + 2)
-        return max(0.0, each * (self.samples - self.done) - (now - self._last_finish))
+        return max(0.0, each * (self.samples - self.done) - min(now - self._last_finish, each * at_once))
 
 
 def _outcome(event: events.SampleFinished) -> str:
