@@ -8,6 +8,7 @@ that the caller reads, so that no handler ever blocks ansible-runner.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import ansible_runner
 
@@ -205,6 +206,7 @@ class Controller:
         self.inventory = (inventory or paths.content() / "inventory" / "localhost.yml").resolve()
         self.limit = limit
         self.directory = Path(tempfile.mkdtemp(prefix=f"gpurun-{os.getpid()}-"))
+        self._held = _hold(self.directory)
         self._sockets = self.directory / "cp"
         self._sockets.mkdir(mode=0o700)
         self._environment = self._make_environment(secrets or {})
@@ -217,16 +219,10 @@ class Controller:
         self.close()
 
     def close(self) -> None:
-        """End the ssh masters that playbooks left open, and remove the private directory."""
-        for socket in self._sockets.iterdir() if self._sockets.is_dir() else ():
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"],
-                    capture_output=True,
-                    timeout=5,
-                    check=False,
-                )
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """End the ssh masters that playbooks left, and remove the private directory; those of killed calls too."""
+        _remove(self.directory)
+        self._held.close()
+        _remove_forgotten()
 
     def start(
         self,
@@ -292,6 +288,38 @@ class Controller:
             "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
             **{f"GPURUN_SECRET_{name}": value for name, value in secrets.items()},
         }
+
+
+def _hold(directory: Path) -> IO[str]:
+    """Lock a private directory as long as this process lives; `held` is locked from the moment that it is seen."""
+    file = (directory / "held.new").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    (directory / "held.new").rename(directory / "held")
+    return file
+
+
+def _remove(directory: Path) -> None:
+    sockets = directory / "cp"
+    for socket in sockets.iterdir() if sockets.is_dir() else ():
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"],
+                capture_output=True,
+                timeout=5,
+                check=False,
+            )
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_forgotten() -> None:
+    """The same for private directories whose gpurun was killed: it could not, and nobody holds them any more."""
+    for held in Path(tempfile.gettempdir()).glob("gpurun-*-*/held"):
+        with contextlib.suppress(OSError):
+            if held.parent.is_symlink() or held.parent.stat().st_uid != os.geteuid():
+                continue
+            with held.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(held.parent)
 
 
 def _own_bin() -> str:

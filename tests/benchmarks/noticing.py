@@ -1,4 +1,4 @@
-"""How soon are readiness and crashes noticed? `python -m tests.benchmarks.noticing [--rounds 5]`, as root
+"""How soon are readiness and crashes noticed? `python -m tests.benchmarks.noticing [--rounds 5]`, as root.
 
 A campaign on a booted host with systemd and one without, side by side: servers that take uneven times to start, and
 some that die in the middle of a load, by exit and by signal. The server's own log says when that was; it is compared
