@@ -64,6 +64,8 @@ class LazyGroup(click.Group):
 def gpurun() -> None:
     """Prepare GPU hosts with Ansible, and measure which LLM server settings are really faster.
 
+    Every option of a verb can also be set by a variable: GPURUN_BENCH_INVENTORY is --inventory of bench.
+
     Exit codes: 0 done, 1 a case failed, 2 usage or configuration (nothing touched), 3 a host failed, 4 this machine is
     not ready, 5 nothing was measured, 6 a regression, 70 a bug in gpurun, 130/143 interrupted.
     """
@@ -82,7 +84,9 @@ def _report_bug(error: BaseException) -> str:
 
 def _as_document(code: ExitCode, message: str, error: GpurunError | None = None) -> int:
     """With `--json`, an error is also one JSON document on stdout: a program that reads it never parses text."""
-    if "--json" in sys.argv or any(os.environ.get(f"GPURUN_{verb.upper()}_JSON") for verb in sys.argv[1:2]):
+    if "--json" in sys.argv or any(
+        os.environ.get("_".join(["GPURUN", *sys.argv[1:end], "JSON"]).upper()) for end in (2, 3)
+    ):
         import json
 
         told = error.document() if error else {"code": int(code), "message": message, "hint": None, "where": None}

@@ -187,9 +187,8 @@ class _Run(Session):
         elif host in outcome.failed:
             why = outcome.failed[host]
             self._emit(events.Notice(f"a task failed: {why}", host))
-            self._lose(
-                self._pending(host)[0], "unknown", why, "this is not a failure of the server; see `events.jsonl`"
-            )
+            for planned in self._pending(host)[:1]:  # none: it broke after the last one was home
+                self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
         elif outcome.status not in ("successful", "canceled"):
             raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
 

@@ -112,6 +112,8 @@ class Session:
             if event is not None and event.kind == "unreachable":
                 why = f"{event.host} is unreachable: what runs there ends at its time limit"
                 self._emit(events.Notice(why, event.host))
+        for host, why in playbook.outcome.failed.items():
+            self._emit(events.Notice(f"the clean-up failed: {why}", host))
 
     @property
     def _run_id(self) -> str:

@@ -108,7 +108,8 @@ def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: C
 def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> RunStore:
     """The run in `run_dir`, as a playbook's worker sees it: the secrets to leave out are in its environment."""
     known = os.environ if environment is None else environment
-    secrets = [value for name, value in known.items() if name.startswith(SECRET_PREFIX) and value]
+    names = RunStore.open(Path(run_dir)).plan.get("secrets", ())
+    secrets = [value for name, value in known.items() if value and (name.startswith(SECRET_PREFIX) or name in names)]
     return RunStore.open(Path(run_dir), secrets)
 
 
@@ -235,16 +236,19 @@ def close_run(
 
 
 def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The secrets that a campaign names, from the environment. ConfigError lists those that are missing."""
+    """The secrets that a campaign names, from the environment: NAME, or GPURUN_SECRET_NAME where that is set.
+
+    ConfigError lists those that are missing.
+    """
     known = os.environ if environment is None else environment
-    names = list(names)
-    missing = [name for name in names if not known.get(name)]
+    values = {name: known.get(f"{SECRET_PREFIX}{name}") or known.get(name) or "" for name in names}
+    missing = [name for name, value in values.items() if not value]
     if missing:
         raise ConfigError(
             f"the campaign names secrets that are not set: {', '.join(missing)}",
             hint="set them in the environment, for example with `read -rs NAME; export NAME`",
         )
-    return {name: known[name] for name in names}
+    return values
 
 
 def _identity(store: RunStore, planned: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +277,10 @@ def _outcome(
         said = files.get("client.log", b"").decode(errors="replace").strip().splitlines()
         proof = said[-1] if said else str(load.get("message") or f"exit code {load.get('exit_code')}")
         return _client_failure(proof, "see client.log in the sample's directory"), {}
-    parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
+    try:
+        parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
+    except ValueError as error:  # the middle of a file of more than 64 MiB stays on the host
+        return _client_failure(f"raw.json is not whole: {error}", "measure fewer requests or tokens at a time"), {}
     problem = parsers.invalid(parsed, planned["load"]["error_rate"])
     if problem is not None:
         # A server may outlive its engine, and answer with errors.

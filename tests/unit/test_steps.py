@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gpurun.errors import ConfigError
 from gpurun.manifest import Controller, Manifest
-from gpurun.steps import record
+from gpurun.steps import open_store, record, secret_values
 from gpurun.store import RunStore
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -44,6 +45,24 @@ def brought(tmp_path: Path, log: str, server: dict[str, Any], failed: int) -> tu
     load = {"status": "exited", "exit_code": 0, "started_at": 3.0, "ended_at": 4.0}
     sample = record(store, PLANNED, server=server, load=load, files=files, began=0.0)
     return sample.failure and sample.failure.klass, sample.metrics
+
+
+def test_raw_results_that_are_cut_are_a_failure_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = raw(0)
+    monkeypatch.setattr(f"{__name__}.raw", lambda _: whole[:100] + b"\n[gpurun: 9 bytes left out]\n" + whole[109:])
+    assert brought(tmp_path, "ok-vllm-cpu-eager.log", READY, 0) == ("client_error", {})
+
+
+def test_secrets_come_by_their_own_names_or_as_the_command_line_hands_them_over(tmp_path: Path) -> None:
+    known = {"A": "one-value", "GPURUN_SECRET_A": "two-value", "B": "three-value", "OTHER": "four-value"}
+    assert secret_values(["A", "B"], known) == {"A": "two-value", "B": "three-value"}
+    with pytest.raises(ConfigError, match="not set: C"):
+        secret_values(["A", "C"], known)
+    manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
+    directory = RunStore.create(tmp_path, "version: 1\n", manifest).directory
+    (directory / "plan.json").write_text('{"secrets": ["A", "B"]}')
+    open_store(str(directory), known).append_event({"said": " ".join(known.values())})
+    assert json.loads((directory / "events.jsonl").read_text()) == {"said": "[secret] [secret] [secret] four-value"}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def test_client_that_succeeds(job: Job) -> None:
     assert (job.directory / "log").stat().st_mode & 0o777 == 0o600
 
 
+def test_end_with_a_long_message_is_read_back(job: Job) -> None:
+    report = over(start_client(job, "\N{PILE OF POO}" * 60 + "/" + "\N{PILE OF POO}" * 900))
+    assert (report["status"], report["reason"]) == ("failed", "spawn")
+    assert str(report["message"]).startswith("cannot start \N{PILE OF POO}")
+
+
 def test_server_that_crashes_tells_code_and_last_line(job: Job) -> None:
     report = over(start_server(job, "crash"))
     assert (report["status"], report["reason"], report["exit_code"]) == ("failed", "exited", 1)
