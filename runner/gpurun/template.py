@@ -25,6 +25,18 @@ FACTS: Facts = _DATA["campaign"]
 """What a campaign's templates may use -> its attributes, where those are fixed."""
 ENGINE_FACTS: Facts = {**FACTS, **_DATA["engine"]}
 """The same for the data files of engines."""
+MAX_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN, less the NUL at its end: execve(2)
+# Whatever a template of a campaign's can do wrong: it is the campaign's mistake, also where it would fill the memory.
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    MemoryError,
+    RecursionError,
+)
 
 
 class TemplateError(ValueError):
@@ -42,12 +54,12 @@ def render(text: str, context: Mapping[str, Any]) -> str:
         return text
     try:
         result = _compiled(text).render(context)
-    except jinja2.TemplateError as error:
-        raise TemplateError((error.message or type(error).__name__).rstrip(".")) from None
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise TemplateError(f"{type(error).__name__}: {error}") from None
-    if "\0" in result:
-        raise TemplateError("it gives a NUL, which no program can be given")
+    except _FAILURES as error:
+        raise TemplateError(_reason(error)) from None
+    if "\0" in result or any("\ud800" <= char <= "\udfff" for char in result):
+        raise TemplateError("it gives a NUL or half a surrogate pair, which no program can be given")
+    if len(result.encode()) > MAX_BYTES:
+        raise TemplateError(f"it gives more than {MAX_BYTES} bytes, which no program can be given as one argument")
     return result
 
 
@@ -65,9 +77,10 @@ def unknown_facts(text: str, facts: Facts = FACTS) -> list[str]:
         return []
     try:
         tree = _environment().parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateError((error.message or "it cannot be read").rstrip(".")) from None
-    unknown = sorted(name for name in meta.find_undeclared_variables(tree) if name not in facts and name != "range")
+        used = meta.find_undeclared_variables(tree)
+    except _FAILURES as error:
+        raise TemplateError(_reason(error)) from None
+    unknown = sorted(name for name in used if name not in facts and name != "range")
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
         base = node.node  # type: ignore[attr-defined]
         known = facts.get(base.name) if isinstance(base, nodes.Name) else None
@@ -77,10 +90,19 @@ def unknown_facts(text: str, facts: Facts = FACTS) -> list[str]:
     return list(dict.fromkeys(unknown))
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateError):
+        return (error.message or type(error).__name__).rstrip(".")
+    if isinstance(error, (MemoryError, RecursionError)):
+        return f"it is too {'large' if isinstance(error, MemoryError) else 'deep'} to be filled in"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.globals = {"range": environment.globals["range"]}
+    del environment.filters["random"]  # a plan is the same each time
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return environment
 

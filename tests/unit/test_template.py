@@ -66,6 +66,28 @@ def test_what_cannot_be_filled_in_is_an_error(text: str) -> None:
         render(text, CONTEXT)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 1 | nofilter }}",
+        "{{ 10 ** 5000 }}",
+        "{{ '%99999999999999d' % 1 }}",
+        "{{ 'x' * 10 ** 17 }}",
+        "{{ 'x' * 131072 }}",
+        "{{ '\\ud800' }}",
+        "{{ " + "-" * 5000 + "1 }}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% block a %}{{ self.a() }}{% endblock %}",
+        "{{ range(1000) | random }}",
+    ],
+)
+def test_hostile_templates_are_the_campaigns_mistake_and_no_bug(text: str) -> None:
+    with pytest.raises(TemplateError):
+        unknown_facts(text)
+        render(text, CONTEXT)
+
+
 @given(st.text())
 def test_text_without_braces_arrives_unchanged(text: str) -> None:
     if not is_template(text):
