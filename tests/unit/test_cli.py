@@ -130,6 +130,18 @@ def test_each_verb_exists_and_explains_itself(verb: str) -> None:
         assert not isinstance(parameter, click.Option) or parameter.help or parameter.name in ("color",), parameter.name
 
 
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_every_option_answers_to_a_variable_of_its_name(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = cli.LazyGroup().get_command(click.Context(cli.gpurun), verb)
+    assert command is not None
+    context = click.Context(command, info_name=verb, auto_envvar_prefix=f"GPURUN_{verb.upper()}")
+    for option in (one for one in command.params if isinstance(one, click.Option)):
+        word = max(option.opts, key=len).removeprefix("--").replace("-", "_").upper()
+        variable = "GPURUN_RESULTS" if word == "RESULTS" else f"GPURUN_{verb.upper()}_{word}"
+        monkeypatch.setenv(variable, "given")
+        assert option.resolve_envvar_value(context) == "given", variable
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

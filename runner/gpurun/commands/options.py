@@ -12,7 +12,7 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class _Option(click.Option):
+class Option(click.Option):
     """Answers to a variable named after the option, whatever the parameter is called: GPURUN_BENCH_SET for `--set`."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
@@ -23,11 +23,11 @@ class _Option(click.Option):
 _CHANGE = "change a value of the campaign, typed like the file, such as rounds=3; repeatable"
 
 config = click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
-overrides = click.option("--set", "overrides", cls=_Option, multiple=True, metavar="KEY=VALUE", help=_CHANGE)
+overrides = click.option("--set", "overrides", cls=Option, multiple=True, metavar="KEY=VALUE", help=_CHANGE)
 variants = click.option(
     "--variant",
     "variants",
-    cls=_Option,
+    cls=Option,
     multiple=True,
     metavar="NAME",
     help="only these variants and the baseline; repeatable",
@@ -36,7 +36,7 @@ inventory = click.option(
     "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
 )
 limit = click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
-as_json = click.option("--json", "as_json", cls=_Option, is_flag=True, help="one JSON document on stdout")
+as_json = click.option("--json", "as_json", cls=Option, is_flag=True, help="one JSON document on stdout")
 color = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
 
 

@@ -16,7 +16,13 @@ from gpurun.commands import options
 @options.limit
 @options.overrides
 @click.option(
-    "--for", "life", metavar="DURATION", default="1h", show_default=True, help="the host ends it after this time"
+    "--for",
+    "life",
+    cls=options.Option,
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="the host ends it after this time",
 )
 @options.as_json
 @options.color

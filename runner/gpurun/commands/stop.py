@@ -13,7 +13,7 @@ from gpurun.errors import ExitCode
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--all", "everything", is_flag=True, help="what any run left")
+@click.option("--all", "everything", cls=options.Option, is_flag=True, help="what any run left")
 @options.inventory
 @options.limit
 @options.results("results", "to find a run by its short name")
