@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished
+from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished, StageStarted
 from gpurun.terminal.progress import Progress
 from gpurun.terminal.text import about, duration, escape
 
@@ -30,7 +30,7 @@ class LiveObserver:
         bad = isinstance(event, HostLost) or (failure is not None and not failure.expected)
         if line is not None and (bad or isinstance(event, (RunStarted, Notice, RunFinished))):
             self._console.print(Text(line, "red" if bad else ""))
-        if isinstance(event, RunStarted) and self._live is None:
+        if isinstance(event, (RunStarted, StageStarted)) and self._live is None:  # preflight comes before the run
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         if now - self._drawn >= _MIN_REDRAW_S:
@@ -53,6 +53,8 @@ class LiveObserver:
     def _overall(self, now: float) -> str:
         """Such as `round 2/5  [####............] 6/25  1 min 05 s, about 4 min left  last 81.5 tok/s`."""
         progress, left = self._progress, self._progress.left(now)
+        if not progress.samples:
+            return "getting ready"
         filled = _BAR * progress.done // max(1, progress.samples)
         parts = [
             f"round {progress.round}/{progress.rounds}" if progress.round else "getting ready",
