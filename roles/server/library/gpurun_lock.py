@@ -79,7 +79,7 @@ def main() -> None:
         module.fail_json(msg=f"lock of {home}: {error}")
     if not result["held"]:
         holder = result["holder"]
-        message = f"{locks.describe(holder)}\nhint: wait for it (--wait), or end it: `gpurun stop {holder['run']}`"
+        message = f"{locks.describe(holder)}\nhint: wait for it (--wait 30m), or end it: `gpurun stop {holder['run']}`"
         module.fail_json(msg=message, **result)
     module.exit_json(**result)
 
