@@ -45,7 +45,8 @@ def command(
         click.echo(json.dumps({"ended": ended, "failed": lost}, indent=2, sort_keys=True))
     else:
         for host, processes in ended.items():
-            click.echo(f"{host}: " + ("; ".join(_told(one) for one in processes) or "nothing of ours was running"))
+            for line in [_told(one) for one in processes] or ["nothing of ours was running"]:
+                click.echo(f"{host}: {line}")
     if not ended and not lost:
         raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
     if lost:
@@ -69,4 +70,10 @@ def _whole_id(results: Path, run: str) -> str:
 
 
 def _told(one: Any) -> str:
-    return ", ".join(f"{key} {value}" for key, value in one.items()) if isinstance(one, dict) else str(one)
+    """Such as `ended r1-baseline of run 20260301-1200-ab12, pid 1300`; `--json` has the whole of it."""
+    if not isinstance(one, dict):
+        return str(one)
+    parts = [f"ended {one.get('job') or one.get('command') or 'a process'}"]
+    parts += [f" of run {one['run']}"] if one.get("run") else []
+    parts += [f", pid {one['pid']}"] if one.get("pid") else []
+    return "".join(parts)
