@@ -165,6 +165,9 @@ def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]
         return f"{share} of {len(good)} answers carried no" if share else None
 
     uncounted, silent = count(not r["usage"] for r in good), count(not r["chunks"] for r in good)
+    asked = raw.get("spec", {}).get("data", {})
+    limit = math.inf if asked.get("kind") == "file" else asked.get("output_tokens") or math.inf
+    over = sum(r["usage"] and r["output_tokens"] > limit for r in good)
     checks = [
         (raw.get("interrupted"), "the load was interrupted before it was complete"),
         (raw.get("aborted"), f"the load client gave up: {raw.get('aborted')}"),
@@ -172,6 +175,7 @@ def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]
         (not good and failed, f"all {failed} requests failed"),
         (good and not any(request["output_tokens"] for request in good), "no request gave a single output token"),
         (uncounted, f"{uncounted} usage: their tokens are counted by events"),
+        (over, f"the server counts more tokens than were asked for in {over} of {len(good)} answers"),
         (silent, f"{silent} text: they have no time to first token"),
     ]
     return [text for wrong, text in checks if wrong]

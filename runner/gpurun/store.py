@@ -99,9 +99,13 @@ class RunStore:
         path = self.directory / "plan.json"
         try:
             plan = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise GpurunError(f"this run has no readable plan.json: {error}", where=str(path)) from error
-        assert isinstance(plan, dict)
+        samples = plan.get("samples") if isinstance(plan, dict) else None
+        if not (
+            isinstance(plan, dict) and isinstance(samples, list) and all(isinstance(each, dict) for each in samples)
+        ):
+            raise GpurunError("this run has no readable plan.json: it has no list of samples", where=str(path))
         return plan
 
     def set_status(self, status: RunStatus, *, now: float | None = None, **changes: Any) -> None:

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "roles/load_tool/files"))
+from loadgen.record import _tokens
 from loadgen.stream import Stream
+from loadgen.wire import Exchange
 
 
 def event(**fields: Any) -> bytes:
@@ -116,3 +118,12 @@ def test_errors(stream: Stream, error: str) -> None:
 
 def test_the_end_of_the_input_ends_the_last_event() -> None:
     assert read(text(finish="stop").rstrip()).error is None
+
+
+@pytest.mark.parametrize("count", [-5, 10**30, "8", 8.5, True, None, [1], float("nan")])
+def test_a_number_that_is_none_of_tokens_does_not_count(count: object) -> None:
+    stream = read(event(choices=[{"index": 0, "text": "a"}]), DONE)
+    stream.usage = {"prompt_tokens": 3, "completion_tokens": count}
+    assert _tokens(Exchange(0, 0, b"", stream)) == (None, 1, False)
+    stream.usage = {"prompt_tokens": count, "completion_tokens": 1}
+    assert _tokens(Exchange(0, 0, b"", stream)) == (None, 1, True)

@@ -120,6 +120,7 @@ def test_accept_length_is_tokens_per_step() -> None:
         (raw(failure(), failure()), "all 2 requests failed"),
         (raw(request(output_tokens=0, chunks=[])), "single output token"),
         (raw(request(usage=False, prompt_tokens=None)), "no usage"),
+        (raw(request(), spec={"data": {"kind": "synthetic", "output_tokens": 4}}), "more tokens than were asked for"),
         (raw(request(), interrupted=True), "interrupted"),
         (raw(request(), aborted="no connection"), "gave up: no connection"),
     ],

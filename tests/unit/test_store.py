@@ -103,13 +103,22 @@ def test_a_repeated_sample_keeps_the_earlier_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in (store.directory / "samples/1/chat-1a2b").iterdir()) == ["h", "h~1", "h~2"]
 
 
+@pytest.mark.parametrize("text", ["", "null", "[1]", "{}", '{"samples": [1]}', "[" * 100_000])
+def test_a_damaged_plan_is_told_with_its_path(tmp_path: Path, text: str) -> None:
+    store = create(tmp_path)
+    (store.directory / "plan.json").write_text(text)
+    with pytest.raises(GpurunError, match="no readable plan") as told:
+        _ = store.plan
+    assert told.value.where == str(store.directory / "plan.json")
+
+
 def test_a_resumed_run_keeps_its_earlier_plan(tmp_path: Path) -> None:
     store = create(tmp_path)
     for plan in ({"a": 1}, {"a": 1}, {"a": 2}):
-        store.write_plan(plan)
+        store.write_plan({"samples": [], **plan})
     store.write_campaign("version: 1\nname: other\n")
-    assert store.plan == {"a": 2}
-    assert json.loads((store.directory / "plan.json~1").read_text()) == {"a": 1}
+    assert store.plan == {"samples": [], "a": 2}
+    assert json.loads((store.directory / "plan.json~1").read_text()) == {"samples": [], "a": 1}
     assert not (store.directory / "plan.json~2").exists()
     assert (store.directory / "campaign.yml~1").read_text() == "version: 1\n"
 

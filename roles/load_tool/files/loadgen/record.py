@@ -95,6 +95,12 @@ def _record(exchange: Exchange, start: int, window_ns: int | None) -> dict[str, 
 def _tokens(exchange: Exchange) -> tuple[int | None, int, bool]:
     """Prompt and output tokens by the server's count; without its usage: none, and the number of content events."""
     usage = exchange.stream.usage
-    if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-        return usage.get("prompt_tokens"), usage["completion_tokens"], True
+    if isinstance(usage, dict) and _is_count(usage.get("completion_tokens")):
+        prompt_tokens = usage.get("prompt_tokens")
+        return prompt_tokens if _is_count(prompt_tokens) else None, usage["completion_tokens"], True
     return None, len(exchange.stream.times), False
+
+
+def _is_count(value: object) -> bool:
+    """Whether a server's number can be one of tokens: no text, truth value, negative or absurd number is."""
+    return type(value) is int and 0 <= value < 1 << 31
