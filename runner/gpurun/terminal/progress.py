@@ -79,7 +79,8 @@ class Progress:
                 return f"{status} after {duration(self.elapsed(now))}"
 
     def _place(self, where: events.Where) -> str:
-        place = f"round {where.round}/{self.rounds or '?'}  {where.variant}  {where.label}"
+        number = f"round {where.round}/{self.rounds}  " if self.rounds else ""  # `serve` has none
+        place = f"{number}{where.variant}  {where.label}"
         return f"{place}  {where.host}" if len(self._hosts) > 1 else place
 
     def activities(self, now: float) -> list[str]:
