@@ -47,6 +47,8 @@ def command(
         for host, processes in ended.items():
             for line in [_told(one) for one in processes] or ["nothing of ours was running"]:
                 click.echo(f"{host}: {line}")
+        if run is not None and not any(ended.values()):
+            click.echo(f"note: looked for run {wanted}; `gpurun doctor` tells what else is there", err=True)
     if not ended and not lost:
         raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
     if lost:
@@ -65,7 +67,6 @@ def _whole_id(results: Path, run: str) -> str:
     except GpurunError:
         if run == "last":
             raise
-        click.echo(f"note: no run here is named {run}; the hosts are asked for one of that very name", err=True)
         return store.safe_name(run, "run")
 
 
