@@ -5,7 +5,7 @@ Each cycle starts a short campaign on a booted host (half of them without system
 `gpurun stop`, at once or after the campaign has come to its own end. Afterwards nothing of ours may be left: processes,
 listening ports, units, mounts, temporary files, a held host; and each sample that was reported as measured is whole on
 the disk. Every tenth cycle resumes its run, which must end well and leave those samples as they are. Failures are
-printed with the seed of their cycle, which `--only SEED --kind KIND` repeats.
+printed with the seed of their cycle, which `--only SEED --kind KIND` repeats. Ctrl-C ends after the cycles in progress.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
@@ -42,13 +43,14 @@ def read(path):
         return open(path, "rb").read()
     except OSError:
         return b""
-found = {"process": [], "port": [], "unit": [], "mount": [], "file": []}
+found = {"process": [], "call": [], "port": [], "unit": [], "mount": [], "file": []}
 for pid in filter(str.isdigit, os.listdir("/proc")):
     words = read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
-    if int(pid) != os.getpid() and words and (
-        "python" in words.split()[0] or ".gpurun" in words or b"GPURUN_" in read(f"/proc/{pid}/environ")
-    ):
-        found["process"].append(f"{pid} {words}")
+    if int(pid) != os.getpid() and words:
+        if ".gpurun" in words or b"GPURUN_" in read(f"/proc/{pid}/environ"):
+            found["process"].append(f"{pid} {words}")
+        elif "python" in words.split()[0]:
+            found["call"].append(f"{pid} {words}")
 for table in ("tcp", "tcp6"):
     rows = [line.split() for line in read(f"/proc/net/{table}").decode().splitlines()[1:]]
     found["port"] += sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"})
@@ -77,6 +79,8 @@ def main() -> None:
     options = parser.parse_args()
     kinds = [options.kind] if options.kind else list(get_args(Kind))
     failed, hits = 0, Counter[str]()
+    enough = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: enough.set())  # after the cycles in progress
     with tempfile.TemporaryDirectory(prefix="cycles-") as name, ThreadPoolExecutor(len(kinds)) as pool:
         (Path(name) / "tmp").mkdir()
         os.environ["TMPDIR"] = str(Path(name) / "tmp")  # gpurun's own temporary files are told from others'
@@ -86,7 +90,7 @@ def main() -> None:
             first = options.seed * 100_000 + kinds.index(kind) * 10_000
             seeds = [options.only] if options.only else range(first, first + options.count // len(kinds))
             with HostFleet(1, kind=kind, bind=BIND, uv_cache=cache) as fleet:
-                return Cycles(fleet, Path(name) / kind).all(seeds)
+                return Cycles(fleet, Path(name) / kind).all(seeds, enough)
 
         for bad, hit in pool.map(on, kinds):
             failed, hits = failed + bad, hits + hit
@@ -101,14 +105,16 @@ class Cycles:
         self.host: TestHost = fleet[0]
         self.desk = Desk(folder, inventory_of(fleet))
 
-    def all(self, seeds: Any) -> tuple[int, Counter[str]]:
-        """Run a cycle for each seed; how many went wrong, and how many there were of each kind."""
+    def all(self, seeds: Iterable[int], enough: threading.Event) -> tuple[int, Counter[str]]:
+        """Run a cycle for each seed, or enough; how many went wrong, and how many there were of each kind."""
         self.desk.campaign()
         code, program = self.desk.run("bench", "-c", "campaign.yml")  # installs what campaigns need
         assert code == 0, program.stderr
         self.before = self.look()
         failed, hits = 0, Counter[str]()
         for number, seed in enumerate(seeds, 1):
+            if enough.is_set():
+                break
             chance, began = random.Random(seed), time.monotonic()
             self.told = ""
             try:
@@ -140,9 +146,9 @@ class Cycles:
         named = RUN_ID.search(program.stderr)
         code, stopped = self.desk.run("stop", named.group() if named else "--all")
         problems = [] if code == 0 else [f"gpurun stop: {code} {stopped.stderr}"]
-        left = self.left()
+        problems += self.left("process", "port", "unit")  # calls of a gpurun that has not ended yet may still come
         program.finish(LIMIT_S)
-        problems += left or self.left()
+        problems += self.left("call", "process", "port", "unit", "mount", "file")
         problems += [f"on this machine: {one}" for one in left_here({program, stopped})]
         if named:
             run = self.desk.folder / "results" / "fleet" / named.group()
@@ -180,10 +186,10 @@ class Cycles:
         found: dict[str, list[Any]] = json.loads(self.host.inside(["env", "-i", "HOME=/root", "python3", "-c", LOOK]))
         return found
 
-    def left(self) -> list[str]:
+    def left(self, *kinds: str) -> list[str]:
         """What there is on the host that was not there before."""
         now = self.look()
-        return [f"{kind} {one}" for kind, all_ in now.items() for one in all_ if one not in self.before[kind]]
+        return [f"{kind} {one}" for kind in kinds for one in now[kind] if one not in self.before[kind]]
 
     def resumed(self, run: Path) -> list[str]:
         """Resume the run: it ends well, and what was measured stays as it is."""
@@ -193,7 +199,7 @@ class Cycles:
         after = whole(run)
         problems = [] if code == 0 and len(after) == 2 else [f"resume: {code}, {len(after)} of 2: {program.stderr}"]
         problems += [f"{name} has changed by --resume" for name, text in kept.items() if after.get(name) != text]
-        return problems + self.left()
+        return problems + self.left(*self.before)
 
 
 def processes_here(program: Program) -> list[tuple[int, str]]:
