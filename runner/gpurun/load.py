@@ -49,14 +49,15 @@ class Document:
 def load_file(path: Path | str) -> Document:
     """Read a YAML file whose root is a mapping. ConfigError where that cannot be done, with the position."""
     try:
-        raw = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)  # no more: it may be a device, or somebody's model
     except FileNotFoundError:
         hint = "check the path; it is relative to where you are"
         raise ConfigError(f"there is no file `{path}`", hint=hint) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read `{path}`: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"`{path}` has {len(raw)} bytes; a campaign file has at most {MAX_BYTES}")
+        raise ConfigError(f"`{path}` is too large: a campaign file has at most {MAX_BYTES} bytes")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -192,3 +192,8 @@ def test_what_is_quoted_safely_comes_back_as_it_was(data: dict[str, Any]) -> Non
     document = load_text(text, "f.yml")
     if not document.problems:  # safe_dump leaves some words bare that we ask to quote
         assert document.data == data
+
+
+def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        load_file("/dev/zero")
