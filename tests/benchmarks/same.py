@@ -23,8 +23,8 @@ server:
 variants: {same: {server: {env: {NOTHING_READS_THIS: "1"}}}}
 benchmarks:
   chat:
-    load: {concurrency: 2, requests: 6, warmup: 1}
-    data: {prompt_tokens: 16, output_tokens: 32, seed: 7}
+    load: {concurrency: 2, requests: 4, warmup: 1}
+    data: {prompt_tokens: 16, output_tokens: 24, seed: 7}
 rounds: 5
 timeouts: {start: 2m, sample: 2m, stop: 10s}
 compare: {metrics: {output_tok_per_s: {better: higher, threshold: 2%}}}
