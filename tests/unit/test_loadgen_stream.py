@@ -127,3 +127,7 @@ def test_a_number_that_is_none_of_tokens_does_not_count(count: object) -> None:
     assert _tokens(Exchange(0, 0, b"", stream)) == (None, 1, False)
     stream.usage = {"prompt_tokens": count, "completion_tokens": 1}
     assert _tokens(Exchange(0, 0, b"", stream)) == (None, 1, True)
+
+
+def test_an_event_that_nests_without_end_fails_its_request_and_not_the_client() -> None:
+    assert "not understood" in (read(text(), b"data: " + b"[" * 100_000 + b"\n\n", DONE).error or "")

@@ -80,7 +80,7 @@ class Stream:
                 ):
                     self.times.append(at)
                 break
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             self._fail(f"an event that is not understood: {text[:500]}")
 
     def _fail(self, what: Any) -> None:
