@@ -45,7 +45,7 @@ def main() -> None:
 
 def measure(fleet: HostFleet, desk: Desk, rounds: int, load_s: float) -> None:
     """All runs, and the table."""
-    desk.campaign(**campaign(1, 0.1))
+    desk.campaign()
     bench(desk, "installation")
     desk.campaign(**campaign(rounds, load_s))
     one, of_one = bench(desk, "one host", "--limit", fleet[0].name)
