@@ -60,7 +60,7 @@ def test_secrets_come_by_their_own_names_or_as_the_command_line_hands_them_over(
         secret_values(["A", "C"], known)
     manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
     directory = RunStore.create(tmp_path, "version: 1\n", manifest).directory
-    (directory / "plan.json").write_text('{"secrets": ["A", "B"]}')
+    (directory / "plan.json").write_text('{"secrets": ["A", "B"], "samples": []}')
     open_store(str(directory), known).append_event({"said": " ".join(known.values())})
     assert json.loads((directory / "events.jsonl").read_text()) == {"said": "[secret] [secret] [secret] four-value"}
 

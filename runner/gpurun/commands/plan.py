@@ -42,11 +42,11 @@ def read_facts(path: str) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"cannot read facts from `{path}`: {error}") from None
     if isinstance(facts, dict) and isinstance(facts.get("hosts"), dict):
         facts = facts["hosts"]
-    hosts = list(facts.values()) if isinstance(facts, dict) else [None]
-    if not all(isinstance(known, dict) and isinstance(known.get("host"), dict) for known in hosts):
+    hosts: dict[str, Any] = facts if isinstance(facts, dict) else {"": None}
+    if not all(isinstance(known, dict) and isinstance(known.get("host"), dict) for known in hosts.values()):
         hint = "it is a mapping of host names to what the facts module found, or a run's manifest.json"
         raise ConfigError(f"`{path}` holds no facts of hosts", hint=hint)
-    return facts
+    return hosts
 
 
 @click.command("plan")
