@@ -90,11 +90,13 @@ class Server(Section):
     model: Model | None = None
     flags: dict[fields.FlagKey, fields.FlagValue] | None = _key(
         "without dashes; true: the bare flag, false: its negative form, null: removed, list: repeated values, "
-        "map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port"
+        "map: one JSON value, text with `{{ }}`: a template over the facts host, gpus, model, axes, port, bind"
     )
     env: dict[fields.EnvKey, fields.EnvValue] | None = _key("environment of the server; templates work")
     secrets: list[fields.Secret] | None = _key("variables whose values your environment or an AWX credential has")
-    argv: _Words | None = _key("engine `command` only: the whole command; `{{ port }}` is the port")
+    argv: _Words | None = _key(
+        "engine `command` only: the whole command; it listens on `{{ bind }}`, port `{{ port }}`"
+    )
     cwd: fields.AbsolutePath | None = _key("folder on the host that the server starts in")
     port: Annotated[int, Field(ge=1, le=65535)] | None = _key("default: a free one")
     ready: Ready | None = None
@@ -221,6 +223,9 @@ class Campaign(Section):
     name: fields.Name
     description: str | None = None
     hosts: _Text = _key("group or pattern of the inventory", "gpu_hosts")
+    load_hosts: _Text | None = _key(
+        "the same for hosts that send the load; default: the group `load_hosts`, else each server's own host"
+    )
     server: Server = Field(description="common to the baseline and all variants")
     baseline: Baseline = Field(default_factory=Baseline)
     variants: dict[fields.VariantName, Variant] = Field(default_factory=dict)

@@ -1,9 +1,9 @@
 """What gpurun knows about inference engines. An engine is a data file, `data/engines/<name>.yml`: how it is installed,
 its argv, its flag conventions, when it is ready, where it tells its effective settings.
 
-Templates in those files see the same facts as a campaign (`host`, `gpus`, `model`, `axes`, `port`) and two more:
+Templates in those files see the same facts as a campaign (`host`, `gpus`, `model`, `axes`, `port`, `bind`) and
 `engine` (`version`, `dir`: its environment on the host, `python`, `bin`, `launcher`: path of our launcher, `binary`:
-path of the host's own program) and `bind`, the address to listen on.
+path of the host's own program).
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class _Run(Session):
         earlier = None
         if self._options.resume is not None:
             earlier = find(results_dir, self._options.resume, list(self._secrets.values()))
-        facts = self._preflight()
+        facts = self._preflight(loads=True)
         plan = steps.make_plan(self._campaign, self._cases, facts, earlier.manifest.run if earlier else None)
         text, kept = self._campaign.document.text, 0
         if earlier is not None:
@@ -207,7 +207,7 @@ class _Run(Session):
         where = _where(waiting[0])
         if event.kind == "start" and task in _STAGES:
             self._emit(events.SampleStage(where, _STAGES[task]))
-        elif event.kind == "retry" or (event.kind == "ok" and "job" in event.result):
+        elif event.kind == "retry" or (event.kind == "ok" and task in _STAGES and "job" in event.result):
             self._on_job(where, event.result.get("job") or {})
         if event.kind == "ok" and task == "Bring the sample home":
             self._away.pop(event.host, None)

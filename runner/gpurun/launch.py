@@ -20,6 +20,7 @@ from gpurun.template import TemplateError, render, render_tree
 from gpurun.tree import KeyPath, digest
 
 BIND = "127.0.0.1"
+BIND_FOR_OTHERS = "0.0.0.0"  # noqa: S104 (another host sends the load, and readiness is asked on the host itself)
 TOOL_VERSION = "1.0"  # of the builtin load tool; the same as loadgen.__version__
 UNNAMED_MODEL = "default"
 
@@ -49,12 +50,26 @@ def home_of(facts: Mapping[str, Any]) -> str:
     return str(facts.get("host", {}).get("home") or "~/.gpurun")
 
 
+def load_host(host: str, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What preflight found about the other machine that sends the load to `host`: `host`, `home`, and `address`, which
+    is this host's own as seen from there. None where the load comes from the server's host. ConfigError if the address
+    is none that another machine can use."""
+    known: Mapping[str, Any] = facts.get("load") or {}
+    if known.get("host") in (None, host):
+        return None
+    address = str(known["address"])
+    if not address or ":" in address or address == "localhost" or address.startswith("127."):
+        message = f"host `{host}`: its load comes from `{known['host']}`, which cannot reach it at `{address}`"
+        raise ConfigError(message, hint=f"set `gpurun_address` of {host} in the inventory: an IPv4 address or a name")
+    return known
+
+
 def facts_for(
-    host: Mapping[str, Any], model: Mapping[str, Any], axes: Mapping[str, Any], port: int | None
+    host: Mapping[str, Any], model: Mapping[str, Any], axes: Mapping[str, Any], port: int | None, bind: str = BIND
 ) -> dict[str, Any]:
     """What a campaign's templates see on one host. `host` is what the facts module found: `host` and `gpus`."""
-    port_text = PORT_TOKEN if port is None else port
-    return {"host": host.get("host", {}), "gpus": host.get("gpus", []), "model": model, "axes": axes, "port": port_text}
+    own = {"host": host.get("host", {}), "gpus": host.get("gpus", [])}
+    return {**own, "model": model, "axes": axes, "port": PORT_TOKEN if port is None else port, "bind": bind}
 
 
 def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
@@ -62,13 +77,13 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     server, engine = case.server, case.engine
     model = model_on_host(server.model or Model(), home_of(facts))
     known = {key: model[key] for key in ("path", "name") if model[key] is not None}  # else: not a fact
-    context = facts_for(facts, known, case.axes, server.port)
+    context = facts_for(facts, known, case.axes, server.port, BIND_FOR_OTHERS if load_host(host, facts) else BIND)
     program = _program(case, facts)
     version = None if program else engine_version(server, engine)
     place = f"{home_of(facts)}/engines/{engine.name}-{version}"
     installed = {"version": version, "dir": place, "bin": f"{place}/bin", "python": f"{place}/bin/python"}
     installed |= {"launcher": f"{place}/{engine.launcher}", "binary": program}
-    own = {**context, "engine": installed, "bind": BIND}
+    own = {**context, "engine": installed}
 
     def fill(value: Any, path: KeyPath) -> Any:
         try:
@@ -167,15 +182,17 @@ def model_on_host(model: Model, home: str) -> dict[str, Any]:
     return {"kind": kind, "key": key, "name": name, **source, "path": path}
 
 
-def load_spec(case: Case, model_name: str, port: int | None, timeout_s: float, progress: str) -> dict[str, Any]:
-    """What the builtin load tool is told (SPEC.json in docs/design.md)."""
+def load_spec(
+    case: Case, model_name: str, port: int | None, timeout_s: float, progress: str, address: str = BIND
+) -> dict[str, Any]:
+    """What the builtin load tool is told (SPEC.json in docs/design.md). `address`: where it finds the server's host."""
     load, hints = case.load.load, case.engine.load
     how: dict[str, Any] = {"concurrency": load.concurrency}
     if load.request_rate is not None:
         how = {"request_rate": load.request_rate, "arrival": load.arrival or "poisson"}
         how |= {"max_concurrency": load.max_concurrency} if load.max_concurrency is not None else {}
     return {
-        "base_url": f"http://{BIND}:{PORT_TOKEN if port is None else port}",
+        "base_url": f"http://{address}:{PORT_TOKEN if port is None else port}",
         "api": case.load.api or hints.api,
         "model": model_name,
         "load": how,

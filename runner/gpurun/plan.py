@@ -18,7 +18,7 @@ from pydantic import Field
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, Problem
-from gpurun.launch import TOOL_VERSION, Launch, home_of, launch, load_spec
+from gpurun.launch import BIND, BIND_FOR_OTHERS, TOOL_VERSION, Launch, home_of, launch, load_host, load_spec
 from gpurun.resolve import BASELINE
 from gpurun.samples import Record, Sample
 from gpurun.tree import digest
@@ -95,6 +95,7 @@ def build(
     `measured`: samples of an earlier run of the campaign, which make the estimate a better one. ConfigError where a
     template does not fit a host.
     """
+    elsewhere = load_hosts(facts)
     problems: list[Problem] = []
     launches: dict[tuple[str, str], Launch] = {}
     for host, known in facts.items():
@@ -112,7 +113,7 @@ def build(
             for case in cases:
                 groups.setdefault((case.variant, launches[host, case.id].key), []).append(case)
             for group in _ordered(list(groups.values()), campaign, number, host):
-                samples += _samples(campaign, group, launches[host, group[0].id], host, home_of(known), run_id, number)
+                samples += _samples(campaign, group, launches[host, group[0].id], host, known, run_id, number)
     return Plan(
         run=run_id,
         campaign=campaign.name,
@@ -130,11 +131,35 @@ def build(
             }
             for case in cases
         ],
-        needs={host: _needs([launches[host, case.id] for case in cases]) for host in facts},
+        needs={
+            **{host: _needs([launches[host, case.id] for case in cases], host not in elsewhere) for host in facts},
+            **{other: _needs([], True) for other in elsewhere.values()},
+        },
         estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
-        notes=_notes(cases, facts, launches),
+        notes=[*_load_notes(elsewhere), *_notes(cases, facts, launches)],
         samples=samples,
     )
+
+
+def load_hosts(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Server host -> the other host that sends its load; nothing for those that do it themselves. ConfigError where one
+    would be measured meanwhile, or cannot reach the server's host."""
+    found = {host: str(other["host"]) for host, known in facts.items() if (other := load_host(host, known))}
+    for host, name in found.items():
+        if name in facts:
+            message = f"`{name}` cannot send the load of `{host}`: it is measured itself"
+            raise ConfigError(message, hint="`load_hosts` should name hosts that serve nothing in this run")
+    return found
+
+
+def _load_notes(elsewhere: Mapping[str, str]) -> list[str]:
+    notes = []
+    for other in dict.fromkeys(elsewhere.values()):
+        served = [host for host in elsewhere if elsewhere[host] == other]
+        notes.append(f"{other} sends the load of {', '.join(served)}, where servers listen on {BIND_FOR_OTHERS}")
+        if len(served) > 1:
+            notes.append(f"{len(served)} hosts share {other} at the same time: their loads may slow each other down")
+    return notes
 
 
 def _ordered(groups: list[list[Case]], campaign: Campaign, number: int, host: str) -> list[list[Case]]:
@@ -156,7 +181,13 @@ def _rotated(items: list[_T], places: int) -> list[_T]:
 
 
 def _samples(
-    campaign: Campaign, group: Sequence[Case], found: Launch, host: str, home: str, run_id: str, number: int
+    campaign: Campaign,
+    group: Sequence[Case],
+    found: Launch,
+    host: str,
+    facts: Mapping[str, Any],
+    run_id: str,
+    number: int,
 ) -> list[PlannedSample]:
     """The samples of one round on one server."""
     limits = campaign.timeouts
@@ -168,13 +199,18 @@ def _samples(
         "life_s": limits.start + len(group) * limits.sample + limits.stop + _SLACK_S,
         "stop_s": limits.stop,
     }
+    elsewhere = load_host(host, facts)
+    home = home_of(facts) if elsewhere is None else elsewhere["home"]
     tool = f"{home}/tools/builtin-{TOOL_VERSION}"
     samples = []
     for place, case in enumerate(group):
         job = f"r{number}-{case.id}"
+        if elsewhere is not None:  # which may do the same for another server's host
+            job += f"-{digest(host)[:8]}"
         folder = f"{home}/jobs/{run_id}/{job}"
         name, port = found.server["model"]["name"], found.server["port"]
-        spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json")
+        address = BIND if elsewhere is None else elsewhere["address"]
+        spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address)
         asked = {key: value for key, value in spec.items() if key not in ("base_url", "progress", "timeout_s")}
         samples.append(
             PlannedSample(
@@ -182,10 +218,12 @@ def _samples(
                 id=f"{number}/{case.id}/{host}",
                 round=number,
                 host=host,
-                content=digest([found.content, asked, "builtin", TOOL_VERSION]),
+                content=digest([found.content, asked, "builtin", TOOL_VERSION, *(["remote"] if elsewhere else [])]),
                 server=server,
                 load={
                     "job": job,
+                    "host": elsewhere and elsewhere["host"],
+                    "home": home,
                     "tool": "builtin",
                     "version": TOOL_VERSION,
                     "argv": [f"{tool}/bin/python", "-m", "loadgen", f"{folder}/spec.json", f"{folder}/raw.json"],
@@ -215,10 +253,10 @@ def _engines(launches: Launches) -> dict[str, str]:
     return {name: ", ".join(what) for name, what in found.items()}
 
 
-def _needs(launches: Sequence[Launch]) -> dict[str, list[dict[str, Any]]]:
+def _needs(launches: Sequence[Launch], loads: bool) -> dict[str, list[dict[str, Any]]]:
     engines = {digest(one.install): one.install for one in launches if one.install is not None}
     models = {digest(model): model for one in launches if (model := one.server["model"])["kind"] is not None}
-    tools = [{"name": "builtin", "version": TOOL_VERSION}]
+    tools = [{"name": "builtin", "version": TOOL_VERSION}] if loads else []
     return {"engines": list(engines.values()), "models": list(models.values()), "tools": tools}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpurun import events, reachability
+from gpurun import events, reachability, steps
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunError, NotReadyError
@@ -45,24 +45,34 @@ class Session:
         self._wait_s = wait_s
         self._store: RunStore | None = None
         self._lost: dict[str, str] = {}
+        self._load_hosts: dict[str, str] = {}  # server host -> the other host that sends its load
         self._forgive: tuple[type[Exception], ...] = ()
 
-    def _preflight(self) -> dict[str, Mapping[str, Any]]:
+    def _preflight(self, *, loads: bool = False) -> dict[str, Mapping[str, Any]]:
+        """The facts of each host; with `loads`, also of the one that sends its load."""
         self._emit(events.StageStarted("preflight"))
-        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts})
+        source = {"gpurun_load_hosts": steps.load_group(self._campaign)} if loads else {}
+        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts, **source})
         facts: dict[str, Mapping[str, Any]] = {}
         for event in self._follow(playbook):
             known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
             if known is not None:
                 facts[event.host] = known
         self._note_lost(playbook.outcome)
+        facts = {host: known for host, known in facts.items() if host not in self._lost}
         if not facts:
             raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
+        if loads:
+            self._load_hosts = steps.load_hosts(self._campaign, facts)
         return facts
+
+    def _with_load_hosts(self, hosts: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*hosts, *self._load_hosts.values()]))
 
     def _prepare(self, hosts: Sequence[str]) -> None:
         self._emit(events.StageStarted("prepare"))
-        playbook = self._controller.start("prepare", self._variables(), hosts=hosts)
+        everyone = self._with_load_hosts(hosts)
+        playbook = self._controller.start("prepare", self._variables(gpurun_hosts=":".join(everyone)), hosts=everyone)
         told = set()  # a step may be a role's inclusion and its first task, both under one name
         for event in self._follow(playbook):
             task = event.task.rpartition(" : ")[2]
@@ -74,6 +84,9 @@ class Session:
                 told.add((event.host, task))
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
         self._note_lost(playbook.outcome)
+        for host, other in self._load_hosts.items():
+            if other in self._lost:
+                self._lost.setdefault(host, self._lost[other])
         if all(host in self._lost for host in hosts):
             message, fix = reachability.told(self._lost)
             raise HostError(
@@ -103,7 +116,9 @@ class Session:
             return
         self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
         self._emit(events.StageStarted("clean-up"))
-        playbook = self._controller.start("stop", {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)})
+        hosts = self._with_load_hosts(hosts)
+        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)}
+        playbook = self._controller.start("stop", variables, hosts=hosts)
         deadline = time.monotonic() + _STOP_S
         for event in playbook.events():
             self._tick()

@@ -21,6 +21,7 @@ from gpurun.errors import ConfigError, ExitCode, GpurunError, InterruptedRunErro
 from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest, RunStatus
 from gpurun.plan import Plan, build
+from gpurun.plan import load_hosts as planned_load_hosts
 from gpurun.result import FailOn
 from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
@@ -74,6 +75,20 @@ def read_campaign(
     return check(document, overrides, variants)
 
 
+def load_group(campaign: Campaign) -> str:
+    """The group or pattern of the hosts that send the load, where the inventory has it."""
+    return campaign.load_hosts or "load_hosts"
+
+
+def load_hosts(campaign: Campaign, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Server host -> the other host that sends its load. ConfigError where the campaign names hosts that are not there,
+    or that cannot do it."""
+    if campaign.load_hosts and not any("load" in known for known in facts.values()):
+        message = f"the inventory has no host for `load_hosts: {campaign.load_hosts}`"
+        raise ConfigError(message, hint="name a group or host that it has")
+    return planned_load_hosts(facts)
+
+
 def make_plan(
     campaign: Campaign, cases: Sequence[Case], facts: Mapping[str, Mapping[str, Any]], run: str | None = None
 ) -> Plan:
@@ -117,8 +132,9 @@ def needs(store: RunStore, host: str) -> dict[str, Any]:
     """What `host` must have before it measures (`engines`, `models`, `tools`, `images`), and the run's `lock` on it."""
     manifest, plan = store.manifest, store.plan
     lock = {"run": manifest.run, "campaign": manifest.campaign, "controller": manifest.controller.model_dump()}
-    if manifest.controller.pid is None:  # nobody will renew it
-        lives = [planned["server"]["life_s"] for planned in plan["samples"] if planned["host"] == host]
+    if manifest.controller.pid is None or host not in plan["hosts"]:  # nobody renews it, or not while a server starts
+        on = [planned for planned in plan["samples"] if host in (planned["host"], planned["load"].get("host"))]
+        lives = [planned["server"]["life_s"] for planned in on]
         lock["lease_s"] = max(lives) + _LEASE_SLACK_S
     images = {
         (known["runtime"], known["image"]): None
@@ -132,10 +148,10 @@ def needs(store: RunStore, host: str) -> dict[str, Any]:
 def wanted_files(
     planned: Mapping[str, Any], server: Mapping[str, Any], load: Mapping[str, Any] | None
 ) -> dict[str, dict[str, str]]:
-    """Which files and addresses of a host make the sample (the arguments of gpurun_collect)."""
+    """Which files and addresses of the server's host make the sample (the arguments of gpurun_collect)."""
     place = server.get("dir")
     files = {"server.log": f"{place}/log"} if place else {}
-    if load and load.get("dir"):
+    if load and load.get("dir") and not planned["load"].get("host"):
         files |= {"client.log": f"{load['dir']}/log", "raw.json": f"{load['dir']}/raw.json"}
     effective = planned["server"].get("effective")
     alive = server.get("status") == "ready" and effective

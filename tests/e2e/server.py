@@ -31,6 +31,7 @@ class Server(Stub):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--start-delay", type=float, default=0.0, help="seconds until it listens")
     parser.add_argument("--token-delay", type=float, default=0.0, help="seconds before each token")
     parser.add_argument("--crash", help="say this and exit with 1")
@@ -40,7 +41,7 @@ def main() -> None:
         print("crashing", time.time(), flush=True)
         sys.exit(options.crash)
     time.sleep(options.start_delay)
-    stub = Server(delay_s=options.token_delay)
+    stub = Server(delay_s=options.token_delay, host=options.host)
     stub.port = options.port
     with stub:
         print("listening", stub.port, flush=True)

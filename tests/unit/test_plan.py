@@ -544,3 +544,67 @@ def test_a_tag_is_taken_where_the_campaign_allows_it() -> None:
         "image": "vllm/vllm-openai:v1",
         "read_only": ["/m"],
     }
+
+
+# -- load from elsewhere -----------------------------------------------------------------------------------------------
+
+
+def with_load(**senders: tuple[str, str]) -> dict[str, Any]:
+    """The facts, with what preflight found about load hosts: server host -> (load host, address of the server host)."""
+    facts: dict[str, Any] = json.loads(json.dumps(FACTS))
+    for host, (sender, address) in senders.items():
+        facts[host]["load"] = {"host": sender, "home": "/srv/gpurun", "address": address}
+    return facts
+
+
+def test_load_from_another_host_is_sent_from_there_to_a_server_that_listens_for_it() -> None:
+    plan = plan_of(CAMPAIGN, with_load(alpha=("sender", "192.0.2.7")))
+    remote = next(sample for sample in plan.samples if sample.host == "alpha")
+    local = next(sample for sample in plan.samples if sample.host == "beta")
+    assert (remote.load["host"], local.load["host"]) == ("sender", None)
+    assert remote.load["spec"]["base_url"] == "http://192.0.2.7:@GPURUN_PORT@"
+    assert local.load["spec"]["base_url"] == "http://127.0.0.1:@GPURUN_PORT@"
+    assert all(word.startswith("/srv/gpurun/") for word in remote.load["argv"] if word.startswith("/"))
+    assert remote.server["argv"][remote.server["argv"].index("--host") + 1] == "0.0.0.0"
+    assert local.server["argv"][local.server["argv"].index("--host") + 1] == "127.0.0.1"
+    assert {host: [tool["name"] for tool in needs["tools"]] for host, needs in plan.needs.items()} == {
+        "alpha": [],
+        "beta": ["builtin"],
+        "sender": ["builtin"],
+    }
+    assert plan.needs["sender"]["engines"] == plan.needs["sender"]["models"] == []
+    assert plan.hosts == ["alpha", "beta"]
+
+
+def test_content_tells_whether_the_load_is_remote_and_not_from_where() -> None:
+    data = changed(server={"engine": "command", "argv": ["/serve", "{{ port }}"]}, variants={})
+
+    def content(facts: dict[str, Any]) -> str:
+        return next(sample.content for sample in plan_of(data, facts).samples if sample.host == "alpha")
+
+    own, remote = content(FACTS), content(with_load(alpha=("sender", "192.0.2.7")))
+    assert own == content(with_load(alpha=("alpha", "192.0.2.7")))  # a load host may be the server's own
+    assert own != remote == content(with_load(alpha=("another", "198.51.100.9")))
+
+
+def test_a_shared_load_host_is_told_and_its_jobs_differ() -> None:
+    plan = plan_of(CAMPAIGN, with_load(alpha=("sender", "192.0.2.7"), beta=("sender", "192.0.2.8")))
+    assert plan.notes[:2] == [
+        "sender sends the load of alpha, beta, where servers listen on 0.0.0.0",
+        "2 hosts share sender at the same time: their loads may slow each other down",
+    ]
+    assert len({sample.load["job"] for sample in plan.samples}) == len(plan.samples)
+
+
+@pytest.mark.parametrize(
+    ("sender", "address", "said"),
+    [
+        ("beta", "192.0.2.7", "`beta` cannot send the load of `alpha`: it is measured itself"),
+        ("sender", "localhost", "which cannot reach it at `localhost`"),
+        ("sender", "127.0.1.1", "which cannot reach it at `127.0.1.1`"),
+        ("sender", "2001:db8::7", "which cannot reach it at `2001:db8::7`"),
+    ],
+)
+def test_load_hosts_that_cannot_do_it_are_refused(sender: str, address: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        plan_of(CAMPAIGN, with_load(alpha=(sender, address)))

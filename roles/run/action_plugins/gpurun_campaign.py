@@ -12,7 +12,7 @@ from gpurun.errors import GpurunError
 
 
 class ActionModule(ActionBase):
-    """`gpurun_campaign: {file}` -> `hosts`, `name`.
+    """`gpurun_campaign: {file}` -> `hosts`, `load_hosts`, `name`.
 
     The variable is read as it was given, never as a template: a campaign has templates of its own.
     """
@@ -25,4 +25,5 @@ class ActionModule(ActionBase):
             campaign, _ = steps.read_campaign(self._task.args.get("file"), (task_vars or {}).get("gpurun_campaign"))
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
-        return {"changed": False, "name": campaign.name, "hosts": campaign.hosts}
+        source = steps.load_group(campaign)
+        return {"changed": False, "name": campaign.name, "hosts": campaign.hosts, "load_hosts": source}

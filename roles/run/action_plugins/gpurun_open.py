@@ -15,7 +15,10 @@ from gpurun.manifest import Controller
 
 
 class ActionModule(ActionBase):
-    """`gpurun_open: {file, hosts, results_dir}` -> `dir`, `run`. `hosts` are the names of the hosts to measure on."""
+    """`gpurun_open: {file, hosts, results_dir}` -> `dir`, `run`, `load_hosts` (other hosts, which send the load).
+
+    `hosts` are the names of the hosts to measure on.
+    """
 
     _VALID_ARGS = frozenset({"file", "hosts", "results_dir"})
 
@@ -29,6 +32,7 @@ class ActionModule(ActionBase):
         }
         try:
             campaign, cases = steps.read_campaign(self._task.args.get("file"), variables.get("gpurun_campaign"))
+            load_hosts = steps.load_hosts(campaign, facts)
             plan = steps.make_plan(campaign, cases, facts)
             secrets = steps.secret_values(plan.secrets)
             store = steps.open_run(
@@ -42,4 +46,5 @@ class ActionModule(ActionBase):
             )
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
-        return {"changed": True, "dir": str(store.directory.resolve()), "run": plan.run}
+        others = list(dict.fromkeys(load_hosts.values()))
+        return {"changed": True, "dir": str(store.directory.resolve()), "run": plan.run, "load_hosts": others}

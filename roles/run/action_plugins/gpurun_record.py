@@ -13,9 +13,12 @@ from gpurun import steps
 
 
 class ActionModule(ActionBase):
-    """`gpurun_record: {run_dir, sample, server, load, began}` -> `sample` (the stored record) and `now`."""
+    """`gpurun_record: {run_dir, sample, server, load, left, began}` -> `sample` (the stored record) and `now`.
 
-    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "began"})
+    `left` are files that gpurun_collect has brought from another host.
+    """
+
+    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "left", "began"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -25,7 +28,8 @@ class ActionModule(ActionBase):
         answer = self._execute_module("gpurun_collect", wanted, task_vars=task_vars)
         if answer.get("failed") or answer.get("unreachable"):
             return answer
-        files = {name: zlib.decompress(base64.b64decode(one["data"])) for name, one in answer["files"].items()}
+        packed = {**(args.get("left") or {}), **answer["files"]}
+        files = {name: zlib.decompress(base64.b64decode(one["data"])) for name, one in packed.items()}
         store = steps.open_store(args["run_dir"])
         sample = steps.record(store, planned, server=server, load=load, files=files, began=float(args["began"]))
         return {"changed": True, "sample": sample.model_dump(mode="json", by_alias=True), "now": time.time()}

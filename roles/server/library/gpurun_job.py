@@ -17,7 +17,7 @@ options:
       - V(started) creates a server unless it exists, and waits until it is ready or has ended.
       - V(finished) creates a client unless it exists, and waits for its end.
       - V(stopped) ends a job, all jobs of a run, or those of every run with O(run=*), and gives the host back.
-      - V(info) only looks.
+      - V(info) only looks; with O(grace_s), as soon as the job has ended, or after that time.
     type: str
     choices: [started, finished, stopped, info]
     default: started
@@ -47,6 +47,7 @@ options:
   life_s: {description: Seconds after which it is ended in any case., type: float, default: 3600}
   stop_s: {description: "Seconds from SIGTERM to SIGKILL; for V(stopped) each job's own by default.", type: float}
   wait_s: {description: Seconds that this call may wait., type: float, default: 20}
+  grace_s: {description: "With V(info): seconds that the job is given to end.", type: float, default: 0}
   server_job: {description: A job of the run without which this client is pointless; it ends with it., type: str}
   require_lock: {description: Start nothing unless the run holds this host., type: bool, default: false}
   gpu_free_mib: {description: Memory that may be in use on a GPU that counts as free., type: int, default: 300}
@@ -207,6 +208,7 @@ def main() -> None:
             "life_s": {"type": "float", "default": 3600.0},
             "stop_s": {"type": "float"},
             "wait_s": {"type": "float", "default": 20.0},
+            "grace_s": {"type": "float", "default": 0.0},
             "server_job": {"type": "str"},
             "require_lock": {"type": "bool", "default": False},
             "gpu_free_mib": {"type": "int", "default": 300},
@@ -229,7 +231,11 @@ def main() -> None:
             result = _stop(module, home)
         else:
             job = Job(home, params["run"], params["job"])
-            result = {"changed": False, "job": job.report()} if params["state"] == "info" else _run(module, home, job)
+            if params["state"] == "info":
+                job.wait(params["grace_s"], lambda: False)
+                result = {"changed": False, "job": job.report()}
+            else:
+                result = _run(module, home, job)
     except (JobError, OSError) as error:
         module.fail_json(msg=f"job {params['run']}/{params['job']}: {error}")
     module.exit_json(**result)
