@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.fleet import BIND, Desk, inventory_of, jobs_of_gpurun, server, warm_cache
+from tests.e2e.fleet import BIND, ROOT, Desk, inventory_of, jobs_of_gpurun, server, warm_cache
 from tests.e2e.program import Program, eventually
 from tests.hosts import HostFleet, TestHost
 
@@ -78,6 +80,22 @@ def test_the_load_comes_from_the_load_host(fleet: HostFleet, desk: Desk) -> None
     assert not fleet[0].exec(["ls", ".gpurun/tools"], check=False).stdout  # installed on the load host only
     plan = json.loads((folder.parents[3] / "plan.json").read_text())
     assert plan["notes"] == ["load sends the load of server, where servers listen on 0.0.0.0"]
+
+
+def test_ansible_playbook_alone_does_the_same(fleet: HostFleet, desk: Desk) -> None:
+    desk.campaign(server=SERVER)
+    playbook = [str(Path(sys.executable).with_name("ansible-playbook")), str(ROOT / "playbooks" / "bench.yml")]
+    variables = {"gpurun_campaign_file": f"{desk.folder}/campaign.yml", "gpurun_results_dir": f"{desk.folder}/results"}
+    program = Program(
+        [*playbook, "-i", "inventory.yml", "-e", json.dumps(variables)],
+        desk.folder,
+        {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+    )
+    try:
+        while_loading(program, fleet)
+        assert program.finish(LONG_S) == 0, program.stderr + program.stdout
+    finally:
+        program.end()
 
 
 def test_a_server_killed_under_load_is_told_as_dead(fleet: HostFleet, desk: Desk) -> None:
