@@ -165,12 +165,12 @@ class Cycles:
             self.host.heal()
             return True
         if target in ON_HOST:
-            word = ON_HOST[target]
-            there = eventually(
-                lambda: [one for one in self.look()["process"] if word in one] or program.process.poll() is not None
-            )
-            pid = chance.choice(there).split()[0] if isinstance(there, list) else ""
-            return bool(pid) and self.host.inside(["sh", "-c", f"kill -9 {pid} && echo killed"], check=False) != ""
+
+            def killed() -> str:
+                ended = program.process.poll() is not None
+                return self.kill_there(ON_HOST[target], chance) or ("ended" if ended else "")
+
+            return eventually(killed) == "killed"
         if target == "gpurun":
             program.process.kill()
             return True
@@ -180,6 +180,13 @@ class Cycles:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return bool(pids)
+
+    def kill_there(self, word: str, chance: random.Random) -> str:
+        """Kill one of the host's processes with `word` in their commands: "killed", or nothing where none is there."""
+        there = [one.split()[0] for one in self.look()["process"] if word in one and "systemd-run" not in one]
+        if not there:
+            return ""
+        return self.host.inside(["sh", "-c", f"kill -9 {chance.choice(there)} && echo killed"], check=False).strip()
 
     def look(self) -> dict[str, list[Any]]:
         """What there is on the host that might be ours."""
