@@ -170,7 +170,7 @@ class Cycles:
                 ended = program.process.poll() is not None
                 return self.kill_there(ON_HOST[target], chance) or ("ended" if ended else "")
 
-            return eventually(killed) == "killed"
+            return bool(eventually(killed) == "killed")
         if target == "gpurun":
             program.process.kill()
             return True
