@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a file: line and column count from 1; `text` is that source line, `length` what the caret underlines."""
+    """A place in a file, counted from 1; `text` is that source line, `length` what the caret underlines of it."""
 
     file: str
     line: int

@@ -62,6 +62,10 @@ class Session:
         facts = {host: known for host, known in facts.items() if host not in self._lost}
         if not facts:
             raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
+        for host, known in facts.items():
+            busy, cpus = known["host"].get("load1") or 0, known["host"].get("cpus") or 1
+            if busy > cpus:  # what is measured then is hardly worth a verdict
+                self._emit(events.Notice(f"busy with something else: load average {busy:.1f} on {cpus} CPUs", host))
         if loads:
             self._load_hosts = steps.load_hosts(self._campaign, facts)
         return facts
@@ -117,7 +121,7 @@ class Session:
         self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
         self._emit(events.StageStarted("clean-up"))
         hosts = self._with_load_hosts(hosts)
-        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)}
+        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts), "gpurun_purge": True}
         playbook = self._controller.start("stop", variables, hosts=hosts)
         deadline = time.monotonic() + _STOP_S
         for event in playbook.events():

@@ -193,14 +193,15 @@ def record(
     `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
-    failure, metrics = _outcome(planned, server, load, files)
+    failure, metrics, taints = _outcome(planned, server, load, files)
     if failure is not None:
         failure = failure.model_copy(update={"expected": failure.klass == planned.get("expect")})
     sample = Sample(
         **_identity(store, planned),
         status="measured" if failure is None else "failed",
-        metrics=metrics if failure is None else {},
+        metrics=metrics,
         failure=failure,
+        taints=taints,
         engine=planned["server"]["engine"],
         timing=Timing(
             wall_s=time.time() - began,
@@ -277,37 +278,55 @@ def _outcome(
     server: Mapping[str, Any],
     load: Mapping[str, Any] | None,
     files: Mapping[str, bytes],
-) -> tuple[Failure | None, dict[str, float]]:
+) -> tuple[Failure | None, dict[str, float], list[str]]:
+    """The failure, or the metrics and what to know of them."""
+    found = _failure(planned, server, load, files)
+    return (found, {}, []) if isinstance(found, Failure) else (None, found.metrics, found.problems)
+
+
+def _failure(
+    planned: Mapping[str, Any],
+    server: Mapping[str, Any],
+    load: Mapping[str, Any] | None,
+    files: Mapping[str, bytes],
+) -> Failure | parsers.ParsedLoad:
     log = files.get("server.log", b"").decode(errors="replace")
     engine = str(planned["server"]["engine"]["name"])
     if server.get("status") in _FAILED and not server.get("ready_at"):
-        return _explain(log, engine, server, None), {}
+        return _explain(log, engine, server, None)
     if load is None or load.get("reason") == "server_died" or server.get("status") in _FAILED:
-        return _explain(log, engine, server, "serving"), {}
-    if load.get("reason") == "time_limit":
-        limit = planned["load"]["timeout_s"]
-        return _client_failure(
-            f"the load did not end within {limit:g} s", "raise `timeouts.sample`, or ask for fewer requests"
-        ), {}
-    if load.get("exit_code") != 0 or "raw.json" not in files:
+        return _explain(log, engine, server, "serving")
+    late = load.get("reason") == "time_limit"
+    if not late and (load.get("exit_code") != 0 or "raw.json" not in files):
         said = files.get("client.log", b"").decode(errors="replace").strip().splitlines()
         proof = said[-1] if said else str(load.get("message") or f"exit code {load.get('exit_code')}")
-        return _client_failure(proof, "see client.log in the sample's directory"), {}
-    try:
-        parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
-    except ValueError as error:  # the middle of a file of more than 64 MiB stays on the host
-        return _client_failure(f"raw.json is not whole: {error}", "measure fewer requests or tokens at a time"), {}
-    problem = parsers.invalid(parsed, planned["load"]["error_rate"])
-    if problem is not None:
-        # A server may outlive its engine, and answer with errors.
-        if diagnose.classify(log, engine=engine).klass not in ("none", "unknown"):
-            return _explain(log, engine, server, "serving"), {}
-        return Failure.model_validate(
-            {"class": "invalid_measurement", "phase": "serving", "proof": problem, "advice": _ADVICE_INVALID}
-        ), {}
-    return None, parsed.metrics
+        return _of_the_load("client_error", proof, "see client.log in the sample's directory")
+    if late:
+        problem: str | None = f"the load did not end within {planned['load']['timeout_s']:g} s{_reached(load)}"
+        advice = _ADVICE_LATE
+    else:
+        try:
+            parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
+        except ValueError as error:  # the middle of a file of more than 64 MiB stays on the host
+            return _of_the_load("client_error", f"raw.json is not whole: {error}", "measure fewer requests at a time")
+        problem, advice = parsers.invalid(parsed, planned["load"]["error_rate"]), _ADVICE_INVALID
+        if problem is None:
+            return parsed
+    # A server may outlive its engine, and answer with errors or not at all.
+    if diagnose.classify(log, engine=engine).klass not in ("none", "unknown"):
+        return _explain(log, engine, server, "serving")
+    return _of_the_load("invalid_measurement", str(problem), advice)
 
 
+def _reached(load: Mapping[str, Any]) -> str:
+    """How far a load came, as its client last said."""
+    news = (load.get("progress") or {}).get("progress_file") or {}
+    return f": {news['done']} of {news['total']} requests had ended" if news.get("total") else ""
+
+
+_ADVICE_LATE = (
+    "was the host busy with something else (`gpurun doctor`)? Else raise `timeouts.sample`, or ask for fewer requests"
+)
 _ADVICE_INVALID = "see raw.json and server.log in the sample's directory; no number is given for a load that went wrong"
 
 
@@ -337,8 +356,8 @@ def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None)
     )
 
 
-def _client_failure(proof: str, advice: str) -> Failure:
-    return Failure.model_validate({"class": "client_error", "phase": "serving", "proof": proof, "advice": advice})
+def _of_the_load(klass: FailureClass, proof: str, advice: str) -> Failure:
+    return Failure.model_validate({"class": klass, "phase": "serving", "proof": proof, "advice": advice})
 
 
 def _seconds(job: Mapping[str, Any], begin: str, end: str) -> float | None:

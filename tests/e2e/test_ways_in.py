@@ -65,6 +65,28 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_task_that_fails_without_the_command_line_leaves_no_server(place: Place) -> None:
+    place.campaign(variants=VARIANTS, rounds=1)
+    variables = {
+        "gpurun_campaign_file": str(place.folder / "campaign.yml"),
+        "gpurun_results_dir": str(place.folder / "results"),
+        "load_wait_s": 0,  # no task can be retried every 0 seconds
+    }
+    (place.folder / "vars.json").write_text(json.dumps(variables))
+    program = place.start(
+        *(str(ROOT / "playbooks" / "bench.yml"), "-i", "inventory.yml", "-e", "@vars.json"),
+        program=[str(Path(sys.executable).parent / "ansible-playbook")],
+        env={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+    )
+    assert program.finish() == 2, program.stdout
+    (result,) = (place.folder / "results").glob("*/*/result.json")
+    failures = [sample["failure"] for sample in json.loads(result.read_text())["samples"]]
+    assert failures
+    assert "division by zero" in failures[0]["proof"]
+    assert place.leftovers() == []
+
+
+@pytest.mark.slow
 def test_an_installed_wheel_needs_no_checkout(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "an environment"
     wheels = tmp_path / "wheels"
