@@ -123,6 +123,8 @@ class Cycles:
                 problems = traceback.format_exc().splitlines()[-12:]
                 self.desk.run("stop", "--all")
             failed += bool(problems)
+            if problems:
+                self.before = self.look()  # it is told once
             hits[self.told.split(",")[0]] += 1
             spent_s = time.monotonic() - began
             print(f"{self.host.kind:8} seed {seed}: {self.told}: {'LEFT' if problems else 'clean'} ({spent_s:.0f} s)")

@@ -43,6 +43,10 @@ def stop(
     _end_strays(lambda: _left(home, run, name))
     for one in left:
         remove(one["client"], one["command"])
+    for job in jobs:
+        if job.supervisor() is None:  # one that was killed has left the room that it kept for its last words
+            with contextlib.suppress(OSError):
+                (job.directory / "ended.json.reserved").unlink()
     known = {(one["run"], one["job"]) for one in found}
     return found + [unit for unit in _end_units(jobs) if (unit["run"], unit["job"]) not in known]
 
