@@ -121,7 +121,7 @@ class Session:
         self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
         self._emit(events.StageStarted("clean-up"))
         hosts = self._with_load_hosts(hosts)
-        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts), "gpurun_purge": True}
+        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)}
         playbook = self._controller.start("stop", variables, hosts=hosts)
         deadline = time.monotonic() + _STOP_S
         for event in playbook.events():
