@@ -76,3 +76,10 @@ def _fleet(n: int = 1, **options: object) -> HostFleet:
     from tests.hosts import HostFleet
 
     return HostFleet(n, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def root_mounts() -> None:
+    """Skips where this process may not mount file systems; in CI, where it must, that is a failure."""
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("mounting a small file system needs root")

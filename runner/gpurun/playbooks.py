@@ -86,10 +86,6 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     output: str = ""
 
-    @property
-    def canceled(self) -> bool:
-        return self.status == "canceled"
-
 
 _KINDS = {
     "runner_on_start": "start",

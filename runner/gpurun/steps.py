@@ -193,15 +193,16 @@ def record(
     `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
-    failure, metrics, taints = _outcome(planned, server, load, files)
-    if failure is not None:
-        failure = failure.model_copy(update={"expected": failure.klass == planned.get("expect")})
+    found = _outcome(planned, server, load, files)
+    failure = None
+    if isinstance(found, Failure):
+        failure = found.model_copy(update={"expected": found.klass == planned.get("expect")})
     sample = Sample(
         **_identity(store, planned),
         status="measured" if failure is None else "failed",
-        metrics=metrics,
+        metrics={} if isinstance(found, Failure) else found.metrics,
         failure=failure,
-        taints=taints,
+        taints=[] if isinstance(found, Failure) else found.problems,
         engine=planned["server"]["engine"],
         timing=Timing(
             wall_s=time.time() - began,
@@ -278,18 +279,8 @@ def _outcome(
     server: Mapping[str, Any],
     load: Mapping[str, Any] | None,
     files: Mapping[str, bytes],
-) -> tuple[Failure | None, dict[str, float], list[str]]:
-    """The failure, or the metrics and what to know of them."""
-    found = _failure(planned, server, load, files)
-    return (found, {}, []) if isinstance(found, Failure) else (None, found.metrics, found.problems)
-
-
-def _failure(
-    planned: Mapping[str, Any],
-    server: Mapping[str, Any],
-    load: Mapping[str, Any] | None,
-    files: Mapping[str, bytes],
 ) -> Failure | parsers.ParsedLoad:
+    """Why the sample has no number, or what was measured."""
     log = files.get("server.log", b"").decode(errors="replace")
     engine = str(planned["server"]["engine"]["name"])
     if server.get("status") in _FAILED and not server.get("ready_at"):

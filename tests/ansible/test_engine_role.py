@@ -117,8 +117,7 @@ def test_a_version_that_does_not_exist_is_said(tmp_path: Path, home: Path) -> No
     assert "does not have this version" in failed["msg"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_no_space_while_installing(tmp_path: Path) -> None:
+def test_no_space_while_installing(root_mounts: None, tmp_path: Path) -> None:
     env = wheel(tmp_path / "wheels", "tiny", "1.0", {"tiny.bin": os.urandom(12 << 20)})
     with small_disk(tmp_path / "disk", 8) as disk:
         failed = play(tmp_path, "engine", tiny(disk / "home"), env)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.ansible.test_engine_role import play, small_disk, wheel
 from tests.unit.test_model_fetch import Site, gguf, sha256
 
@@ -47,8 +46,7 @@ def test_a_path_is_checked_where_it_is(tmp_path: Path) -> None:
     assert "does not exist" in fetch(tmp_path, tmp_path / "home", {"path": str(path)})["msg"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_no_space_for_a_download_or_a_wheel(tmp_path: Path) -> None:
+def test_no_space_for_a_download_or_a_wheel(root_mounts: None, tmp_path: Path) -> None:
     site = Site()
     site.files["/m.bin"] = data = bytes(8 << 20)
     env = wheel(tmp_path / "wheels", "carrier", "1.0", {"m.bin": os.urandom(24 << 20)})
