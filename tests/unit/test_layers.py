@@ -18,7 +18,7 @@ MODULES = {
 PURE = (
     *("errors", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "plan", "plan_text"),
-    *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact"),
+    *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),
 )
 EDGE = (
     "cli",

@@ -34,7 +34,7 @@ from gpurun.terminal import Terminal, plain_text, wants_color
 from gpurun.terminal.plain import PlainObserver
 from gpurun.terminal.progress import Progress
 from gpurun.terminal.tables import comparison_table, results_table, runs_table
-from gpurun.terminal.text import about, duration, escape, metric_name, number, percent, shorten
+from gpurun.text import about, duration, escape, metric_name, number, percent, shorten
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tables"
 RUN = Path("results/quickstart/20261130-1204-a1f3")

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from gpurun.events import Observer
 from gpurun.terminal.live import LiveObserver
 from gpurun.terminal.plain import PlainObserver
-from gpurun.terminal.text import tolerate
+from gpurun.text import tolerate
 
 Color = Literal["auto", "always", "never"]
 _NARROWEST, _WIDEST = 80, 200

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished, StageStarted
 from gpurun.terminal.progress import Progress
-from gpurun.terminal.text import about, duration, escape
+from gpurun.text import about, duration, escape
 
 _MIN_REDRAW_S = 0.1
 _BAR = 16  # characters

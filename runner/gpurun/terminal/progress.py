@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpurun import events
-from gpurun.terminal.text import about, duration, escape, number, plural, shorten
+from gpurun.text import about, duration, escape, number, plural, shorten
 
 _MOST_HOSTS = 8  # a large fleet must not fill the screen, or the log
 
