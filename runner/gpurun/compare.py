@@ -69,6 +69,7 @@ class Effect:
     """One metric of one variant against the baseline.
 
     `estimate` and `interval` are relative changes (0.12 is 12 % more); None where there is nothing to estimate from.
+    `confidence` is the interval's: 0.99 for 99 %.
     `rounds` counts the rounds in which both were measured. `reason` says why the verdict is not a plain one;
     `further` is how many more rounds would probably settle it. Medians are over everything that was measured.
     `expected` marks a failure that the variant declared.
@@ -80,6 +81,7 @@ class Effect:
     verdict: Verdict = "cannot tell"
     estimate: float | None = None
     interval: tuple[float, float] | None = None
+    confidence: float = stats.CONFIDENCE
     rounds: int = 0
     median: float | None = None
     baseline: float | None = None
@@ -132,13 +134,16 @@ def judge(cases: Sequence[Case], samples: Iterable[Sample], rules: Rules) -> lis
     left out of the estimate, and are reported in the notes.
     """
     index = group(samples, lambda sample: sample.case)
+    confidence = stats.family(
+        sum(case.variant != BASELINE and bool(measured(index.get(case.id, []))) for case in cases)
+    )
     baselines = {case.point: case.id for case in cases if case.variant == BASELINE}
     effects: list[Effect] = []
     for case in cases:
         if case.variant != BASELINE:
             before, after = index.get(baselines.get(case.point, ""), []), index.get(case.id, [])
             obstacle = _obstacle(case, before, after) if case.point in baselines else "no baseline at this point"
-            effects += effects_on(case, before, after, rules, obstacle, paired=True)
+            effects += effects_on(case, before, after, rules, obstacle, confidence, paired=True)
     return effects
 
 
@@ -155,14 +160,23 @@ def _obstacle(case: Case, before: Sequence[Sample], after: Sequence[Sample]) -> 
 
 
 def effects_on(
-    case: Case, before: Sequence[Sample], after: Sequence[Sample], rules: Rules, obstacle: str, *, paired: bool
+    case: Case,
+    before: Sequence[Sample],
+    after: Sequence[Sample],
+    rules: Rules,
+    obstacle: str,
+    confidence: float = stats.CONFIDENCE,
+    *,
+    paired: bool,
 ) -> Iterator[Effect]:
     """The effect on each metric, the primary one first. `obstacle` says why the two sides cannot be compared."""
     for metric, rule in sorted(rules.metrics.items(), key=lambda item: item[0] != rules.primary):
         old, new = values(before, metric), values(after, metric)
         new_median, old_median = (statistics.median(side.values()) if side else None for side in (new, old))
         primary = metric == rules.primary
-        effect = Effect(case, metric, rule, median=new_median, baseline=old_median, primary=primary)
+        effect = Effect(
+            case, metric, rule, confidence=confidence, median=new_median, baseline=old_median, primary=primary
+        )
         if not (primary or old or new):
             continue
         if (lost := failed(after)) and not measured(after):
@@ -191,9 +205,11 @@ def _weigh(effect: Effect, old: Numbers, new: Numbers, paired: bool) -> Effect:
         if paired:
             logs = dict(zip(hosts, map(stats.log_ratios, before, after), strict=True))
             effect = replace(effect, estimate=math.expm1(statistics.fmean(map(statistics.fmean, logs.values()))))
-            ratio = stats.blocked_effect(logs)
+            ratio = stats.blocked_effect(logs, effect.confidence)
         else:
-            ratio = stats.unpaired_effect(dict(zip(hosts, zip(before, after, strict=True), strict=True)))
+            ratio = stats.unpaired_effect(
+                dict(zip(hosts, zip(before, after, strict=True), strict=True)), effect.confidence
+            )
     except ValueError as error:
         return replace(effect, reason=few if missing else str(error), further=missing)
     effect = replace(effect, estimate=ratio.change, interval=(ratio.low, ratio.high))
@@ -208,6 +224,6 @@ def _weigh(effect: Effect, old: Numbers, new: Numbers, paired: bool) -> Effect:
         return replace(effect, verdict="better" if gained else "worse")
     if -threshold <= ratio.low and ratio.high <= threshold:
         return replace(effect, verdict="no difference found")
-    further = stats.rounds_needed(ratio, threshold)
+    further = stats.rounds_needed(ratio, threshold, effect.confidence)
     hopeless = "too close to the threshold, or too noisy, for more rounds to settle it"
     return replace(effect, further=further, reason="" if further is not None else hopeless)

@@ -170,14 +170,20 @@ def _ordered(groups: list[list[Case]], campaign: Campaign, number: int, host: st
         dice = random.Random(f"{campaign.seed}/{number}/{host}")  # noqa: S311 (an order, not a secret)
         groups = [dice.sample(group, len(group)) for group in groups]
         return dice.sample(groups, len(groups))
-    # Steps as wide as the rounds allow spread each variant over the whole round, not over neighbouring places.
-    step = max(1, len(groups) // campaign.rounds)
-    return [_rotated(group, number - 1) for group in _rotated(groups, (number - 1) * step)]
+    return [_balanced(group, number, campaign.rounds) for group in _balanced(groups, number, campaign.rounds)]
 
 
-def _rotated(items: list[_T], places: int) -> list[_T]:
-    first = places % len(items)
-    return items[first:] + items[:first]
+def _balanced(items: list[_T], number: int, rounds: int) -> list[_T]:
+    """In another order each round: over as many rounds as items each has every place once and, with an even number of
+    them, follows every other once; then the same backwards (two items: AB BA BA AB, which cancels a steady drift). With
+    fewer rounds than items, steps as wide as they allow spread each item over the whole round.
+
+    Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects (1949).
+    """
+    count, step = len(items), max(1, len(items) // rounds)
+    zigzag = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
+    order = [items[(place + (number - 1) * step) % count] for place in zigzag]
+    return order[::-1] if (number - 1) // count % 2 else order
 
 
 def _samples(

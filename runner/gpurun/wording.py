@@ -69,6 +69,12 @@ def verdict(effect: Effect) -> str:
     return f"{SYMBOLS[effect.verdict]} {effect.verdict}{told}"
 
 
+def confidence(effects: Sequence[Effect]) -> str:
+    """Of the intervals, for the head of their column."""
+    told = {f" [{100 * effect.confidence:.4g} %]" for effect in effects if effect.interval}
+    return told.pop() if told else ""
+
+
 def changes(effects: Sequence[Effect]) -> list[str]:
     """Each estimate with its interval, padded so that decimal points stand below each other."""
     rows = [[percent(value) for value in (e.estimate, *(e.interval or ())) if value is not None] for e in effects]

@@ -256,6 +256,33 @@ def test_the_order_rotates_so_that_none_is_always_first() -> None:
     assert fixed == ["baseline"] * 3
 
 
+def orders(variants: int, rounds: int) -> list[str]:
+    """The variants of each round, as letters: a is the baseline."""
+    axes = {"variants": {f"v{n}": {"server": {"flags": {"threads": n}}} for n in range(2, variants + 1)}}
+    samples = plan_of(changed(rounds=rounds, matrix={}, **axes)).samples
+    letter = {case: chr(97 + place) for place, case in enumerate(dict.fromkeys(s.variant for s in samples))}
+    assert samples[0].variant == "baseline"
+    starts = [s for s in samples if s.host == "alpha" and s.start]
+    return ["".join(letter[s.variant] for s in starts if s.round == number) for number in range(1, rounds + 1)]
+
+
+def test_a_steady_drift_meets_baseline_and_variant_alike() -> None:
+    assert orders(2, 5) == ["ab", "ba", "ba", "ab", "ab"]
+
+
+@pytest.mark.parametrize("variants", [2, 4, 6])
+def test_each_has_every_place_and_follows_every_other_once(variants: int) -> None:
+    rounds = orders(variants, variants)
+    assert all(len(set(place)) == variants for place in zip(*rounds, strict=True))
+    after = Counter(pair for order in rounds for pair in zip(order, order[1:], strict=False))
+    assert len(after) == variants * (variants - 1) and set(after.values()) == {1}
+
+
+def test_with_fewer_rounds_than_variants_each_still_wanders() -> None:
+    places = zip(*([order.index(letter) for letter in "abcdefg"] for order in orders(7, 3)), strict=True)
+    assert all(len(set(place)) == 3 and max(place) - min(place) >= 3 for place in places)
+
+
 def test_the_random_order_comes_from_the_seed() -> None:
     def order(**changes: Any) -> list[str]:
         return [sample.id for sample in plan_of(changed(order="random", **changes)).samples]

@@ -135,7 +135,7 @@ def test_an_output_without_our_symbols_gets_ascii() -> None:
     stdout = io.TextIOWrapper(raw, encoding="latin-1", newline="\n")
     Terminal("never", stdout, io.StringIO()).show(results_table(quickstart()))
     assert b"v worse" in raw.getvalue()
-    assert b"-36.1 % [-36.4, -35.9]" in raw.getvalue()
+    assert b"-36.1 % [-36.5, -35.7]" in raw.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def comparison_table(before: str, after: str, effects: Sequence[Effect], notes: 
     blocks: list[RenderableType] = [Text(escape(f"{after} against {before}"), "bold")]
     for here in group(effects, lambda effect: effect.case.point).values():
         primary = [effect for effect in here if effect.primary]
-        table = _table("variant", "before", "after", "change", "verdict")
+        table = _table("variant", "before", "after", "change" + wording.confidence(primary), "verdict")
         for effect, change in zip(primary, wording.changes(primary), strict=True):
             medians = number(effect.baseline), number(effect.median)
             table.add_row(escape(effect.case.variant), *medians, change, _verdict(effect))
@@ -57,7 +57,7 @@ def _point(report: Assessment, cases: Sequence[Case]) -> RenderableType:
         effect.case.id: (number(effect.median), change, _verdict(effect))
         for effect, change in zip(primary, wording.changes(primary), strict=True)
     }
-    table = _table("variant", "median", "vs baseline", "verdict")
+    table = _table("variant", "median", "vs baseline" + wording.confidence(primary), "verdict")
     for case in cases:
         table.add_row(escape(case.variant), *(rows.get(case.id) or _baseline(report, case)))
     rule = report.rules.metrics[report.rules.primary]
