@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpurun.changes import check_tests, differences
 from gpurun.complaints import Complaints, nearest
 from gpurun.config import Benchmark, Campaign, Server, apply_overrides
 from gpurun.engines import Engine
@@ -104,6 +105,9 @@ class _Expansion:
                     made = [(name, (*point, *at), load) for name, at, load in loads if load is not None]
                     cases += [self.case(variant, name, load, at, resolved, merged) for name, at, load in made]
         self.compare_variants(prints)
+        base = self.merged(BASELINE).plain
+        for name in self.variants[1:]:
+            check_tests(self.root, name, list(differences(base, self.merged(name).plain)), self.complaints)
         for axis in axes:
             self.compare_values(axis)
         kept = self.without_excluded(cases, axes)

@@ -114,6 +114,10 @@ class Variant(Section):
     server: Server | None = None
     expect: FailureClass | None = _key("a known dead end: this failure is recorded and does not count in the exit code")
     description: str | None = _key("why this is tried")
+    tests: list[_Text] | None = _key(
+        "settings that this is about, such as `cuda-graph-max-bs`, `env.NCCL_ALGO` or `speculative-*`; the plan warns "
+        "of every other one that differs from the baseline"
+    )
 
 
 class Matrix(Section):

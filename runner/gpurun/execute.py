@@ -46,6 +46,7 @@ class BenchOptions:
     fail_on: FailOn = "failure"
     wait_s: float = 0.0  # for a host that another run holds
     resume: str | None = None
+    force: Sequence[str] = ()  # rules of preflight that do not count
     command: Sequence[str] = ()
 
 
@@ -96,7 +97,9 @@ class _Run(Session):
         if self._options.resume is not None:
             earlier = find(results_dir, self._options.resume, list(self._secrets.values()))
         facts = self._preflight(loads=True)
-        plan = steps.make_plan(self._campaign, self._cases, facts, earlier.manifest.run if earlier else None)
+        forced = dict.fromkeys((*(earlier.plan.get("forced", ()) if earlier else ()), *self._options.force))
+        run = earlier.manifest.run if earlier else None
+        plan = steps.make_plan(self._campaign, self._cases, facts, run, list(forced))
         text, kept = self._campaign.document.text, 0
         if earlier is not None:
             store = earlier
@@ -112,15 +115,17 @@ class _Run(Session):
                 secrets=list(self._secrets.values()),
             )
         self._store, hosts = store, tuple(facts)
-        todo, about = len(plan.samples) - kept, str(store.directory)
+        todo, about = sum(one.refused is None for one in plan.samples) - kept, str(store.directory)
         self._emit(
             events.RunStarted(
                 plan.run, plan.campaign, about, plan.rounds, todo, hosts, estimate_s=plan.estimate.total_s, reused=kept
             )
         )
+        self._tell(plan.findings)
         try:
-            self._prepare(hosts)
-            self._measure(hosts)
+            if any(steps.pending(store, host) for host in hosts):
+                self._prepare(hosts)
+                self._measure(hosts)
         except GpurunError as error:
             self._clean_up(hosts)
             raise self._cut_short(error) from None

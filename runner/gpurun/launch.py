@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpurun.cases import Case
 from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Server
-from gpurun.engines import flags_argv
+from gpurun.engines import canonical, flags_argv
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import PORT_TOKEN
 from gpurun.resolve import engine_version
@@ -27,10 +27,14 @@ UNNAMED_MODEL = "default"
 
 @dataclass(frozen=True)
 class Launch:
-    """A server on one host: a planned sample's `server` without the run's part, and what the role `engine` installs."""
+    """A server on one host: a planned sample's `server` without the run's part, and what the role `engine` installs.
+
+    `flags` are as checks want them: main spelling, `_` for `-`, templates filled in, without those that are removed.
+    """
 
     server: dict[str, Any]
     install: dict[str, Any] | None
+    flags: dict[str, Any]
 
     @property
     def content(self) -> list[Any]:
@@ -96,8 +100,11 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     command = engine.command.container if container else engine.command.binary if program else engine.command.env
     argv = [word for item in command or [] if (word := render(item, own))]
     argv += [fill(item, ("argv", number)) for number, item in enumerate(server.argv or [])]
+    flags = {}
     for flag, value in (server.flags or {}).items():
         argv += flags_argv(engine.flags, {flag: value}, partial(fill, path=("flags", flag)))
+        if value is not None:
+            flags[canonical(engine.flags, flag).replace("-", "_")] = fill(value, ("flags", flag))
     env = {key: render(value, own) for key, value in engine.env.items()}
     env |= {key: fill(value, ("env", key)) for key, value in (server.env or {}).items() if value is not None}
 
@@ -131,7 +138,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         "effective": engine.effective,
         "metrics_path": engine.metrics.path if engine.metrics else None,
     }
-    return Launch(planned, install)
+    return Launch(planned, install, flags)
 
 
 def _program(case: Case, facts: Mapping[str, Any]) -> str | None:

@@ -51,7 +51,8 @@ class Controller(Record):
 class Manifest(Record):
     """What a run was (a contract: `manifest.json`). Times are ISO 8601 in UTC.
 
-    `hosts` holds each host's facts, `engines` each engine's version, `command` the command line without secrets.
+    `hosts` holds each host's facts, `engines` each engine's version, `command` the command line without secrets,
+    `forced` the rules of preflight that did not count.
     """
 
     schema_: Literal["gpurun.manifest/1"] = Field(default="gpurun.manifest/1", alias="schema")
@@ -66,6 +67,7 @@ class Manifest(Record):
     command: list[str] = Field(default_factory=list)
     hosts: dict[str, Any] = Field(default_factory=dict)
     engines: dict[str, Any] = Field(default_factory=dict)
+    forced: list[str] = Field(default_factory=list)
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 

@@ -18,7 +18,9 @@ from pydantic import Field
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, Problem
+from gpurun.findings import Finding
 from gpurun.launch import BIND, BIND_FOR_OTHERS, TOOL_VERSION, Launch, home_of, launch, load_host, load_spec
+from gpurun.preflight import check_forced, look
 from gpurun.resolve import BASELINE
 from gpurun.samples import Record, Sample
 from gpurun.tree import digest
@@ -50,6 +52,7 @@ class PlannedSample(Record):
     load: dict[str, Any]
     start: bool
     stop: bool
+    refused: dict[str, Any] | None = None  # rule, class, proof and advice: why it is not tried
 
 
 class Estimate(Record):
@@ -80,6 +83,8 @@ class Plan(Record):
     needs: dict[str, dict[str, list[dict[str, Any]]]]
     estimate: Estimate
     notes: list[str]
+    findings: list[Finding]
+    forced: list[str]
     samples: list[PlannedSample]
 
 
@@ -89,12 +94,14 @@ def build(
     facts: Mapping[str, Mapping[str, Any]],
     run_id: str,
     measured: Sequence[Sample] = (),
+    forced: Sequence[str] = (),
 ) -> Plan:
     """The plan of a run. `facts` maps each host to what the facts module found there (`host`, `gpus`).
 
-    `measured`: samples of an earlier run of the campaign, which make the estimate a better one. ConfigError where a
-    template does not fit a host.
+    `measured`: samples of an earlier run of the campaign, which make the estimate a better one. `forced`: the rules
+    that do not count. ConfigError where a template does not fit a host, or there is no such rule.
     """
+    check_forced(forced)
     elsewhere = load_hosts(facts)
     problems: list[Problem] = []
     launches: dict[tuple[str, str], Launch] = {}
@@ -106,14 +113,18 @@ def build(
                 problems += error.problems
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
+    found, refused = look(campaign, cases, launches, facts, forced)
     samples: list[PlannedSample] = []
     for number in range(1, campaign.rounds + 1):
         for host, known in facts.items():
             groups: dict[tuple[str, str], list[Case]] = {}  # cases that share a server
             for case in cases:
                 groups.setdefault((case.variant, launches[host, case.id].key), []).append(case)
-            for group in _ordered(list(groups.values()), campaign, number, host):
-                samples += _samples(campaign, group, launches[host, group[0].id], host, known, run_id, number)
+            dead = [group for group in groups.values() if (host, group[0].id) in refused]
+            alive = [group for group in groups.values() if (host, group[0].id) not in refused]
+            for group in [*(_ordered(alive, campaign, number, host) if alive else ()), *dead]:
+                why = refused.get((host, group[0].id))
+                samples += _samples(campaign, group, launches[host, group[0].id], host, known, run_id, number, why)
     return Plan(
         run=run_id,
         campaign=campaign.name,
@@ -132,11 +143,18 @@ def build(
             for case in cases
         ],
         needs={
-            **{host: _needs([launches[host, case.id] for case in cases], host not in elsewhere) for host in facts},
+            **{
+                host: _needs(
+                    [launches[host, case.id] for case in cases if (host, case.id) not in refused], host not in elsewhere
+                )
+                for host in facts
+            },
             **{other: _needs([], True) for other in elsewhere.values()},
         },
         estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
         notes=[*_load_notes(elsewhere), *_notes(cases, facts, launches)],
+        findings=found,
+        forced=list(forced),
         samples=samples,
     )
 
@@ -194,6 +212,7 @@ def _samples(
     facts: Mapping[str, Any],
     run_id: str,
     number: int,
+    refused: dict[str, Any] | None,
 ) -> list[PlannedSample]:
     """The samples of one round on one server."""
     limits = campaign.timeouts
@@ -238,8 +257,9 @@ def _samples(
                     "timeout_s": limits.sample,
                     "error_rate": case.load.limits.error_rate,
                 },
-                start=place == 0,
-                stop=place == len(group) - 1,
+                start=refused is None and place == 0,
+                stop=refused is None and place == len(group) - 1,
+                refused=refused,
             )
         )
     return samples
@@ -294,6 +314,7 @@ def estimate(planned: Sequence[PlannedSample], guess_s: Mapping[str, float], mea
             starts[sample.variant].append(sample.timing.server_start_s)
     start_s = load_s = 0.0
     hosts: dict[str, float] = defaultdict(float)
+    planned = [item for item in planned if item.refused is None]
     for item in planned:
         own = loads.get(item.case) or [assumed_load_s(item.load["spec"])]
         load = min(statistics.median(own), item.load["timeout_s"])

@@ -12,6 +12,7 @@ import jinja2
 import yaml
 
 from gpurun.config import Server
+from gpurun.findings import Finding
 from gpurun.load import PORT_TOKEN
 from gpurun.plan import ASSUMED_STREAM_TOK_PER_S, Plan, PlannedSample
 from gpurun.resolve import BASELINE
@@ -27,6 +28,12 @@ def render_plan(plan: Plan) -> str:
     settings = {case["variant"]: case["settings"]["server"] for case in reversed(plan.cases)}
     baseline = {key: settings[BASELINE][key] for key in Server.model_fields if key in settings[BASELINE]}
     expects = {case["variant"]: case["expect"] for case in plan.cases}
+    everyone = len(expects)
+
+    def common(each: Finding) -> bool:
+        """Whether it is about no variant, or about all of them, so that it is said once."""
+        return not each.variants or len(each.variants) == everyone > 1
+
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         plan=plan,
@@ -37,12 +44,18 @@ def render_plan(plan: Plan) -> str:
         ).rstrip(),
         changes={name: list(_changes(baseline, settings[name])) for name in expects if name != BASELINE},
         expects=expects,
+        found=lambda variant: [
+            each
+            for each in plan.findings
+            if (variant in each.variants and not common(each) if variant else common(each))
+        ],
+        on=lambda each: "" if set(each.hosts) >= set(plan.hosts) or not each.hosts else f" on {', '.join(each.hosts)}",
         commands=_commands(plan),
         server_point=lambda s: [f"{name} = {_yaml(v)}" for name, v in s.axes.items() if name.startswith("server.")],
         order=lambda host, number: [
             f"{'+ ' if sample.start else ''}{sample.variant} {sample.label}"
             for sample in plan.samples
-            if (sample.host, sample.round) == (host, number)
+            if (sample.host, sample.round) == (host, number) and sample.refused is None
         ],
     ).rstrip("\n")
 

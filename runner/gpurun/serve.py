@@ -48,6 +48,7 @@ def serve(
     inventory: Path | None = None,
     limit: str | None = None,
     life_s: float = 3600.0,
+    force: Sequence[str] = (),
 ) -> tuple[str, list[Served]]:
     """Start the server of `case` on the campaign's hosts, and leave it up for `life_s` seconds, its start included.
 
@@ -57,14 +58,19 @@ def serve(
     with Interrupts() as interrupts, contextlib.closing(observer):
         secrets = steps.secret_values(case.server.secrets or [])
         with Controller(inventory, limit=limit, secrets=secrets) as controller:
-            return _Serve(campaign, [case], observer, interrupts, controller, secrets).whole(life_s)
+            return _Serve(campaign, [case], observer, interrupts, controller, secrets).whole(life_s, force)
 
 
 class _Serve(Session):
-    def whole(self, life_s: float) -> tuple[str, list[Served]]:
+    def whole(self, life_s: float, force: Sequence[str]) -> tuple[str, list[Served]]:
         facts = self._preflight()
         once = self._campaign.model_copy(update={"rounds": 1})
-        plan = _for_serving(steps.make_plan(once, self._cases, facts), life_s)
+        plan = _for_serving(steps.make_plan(once, self._cases, facts, forced=force), life_s)
+        self._tell(plan.findings)
+        for sample in plan.samples:
+            if (why := sample.refused) is not None:
+                hint = f"{why['advice']}; `--force {why['rule']}` starts it all the same"
+                raise GpurunError(f"{sample.host}: not started: {why['proof']}", hint=hint)
         # The run's directory is needed for as long as it takes to become ready; there are no results to keep.
         self._store = steps.open_run(
             plan,

@@ -14,6 +14,7 @@ from gpurun import events, reachability, steps
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunError, NotReadyError
+from gpurun.findings import Finding
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.store import RunStore
@@ -69,6 +70,17 @@ class Session:
         if loads:
             self._load_hosts = steps.load_hosts(self._campaign, facts)
         return facts
+
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        """Say what preflight found: whatever is refused or forced, or is a reason to think twice."""
+        for each in findings:
+            if each.severity != "note":
+                who = ", ".join(each.variants)
+                self._emit(
+                    events.Notice(
+                        f"{who + ': ' if who else ''}{each.verb}: {each.message} ({each.rule}); {each.advice}"
+                    )
+                )
 
     def _with_load_hosts(self, hosts: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*hosts, *self._load_hosts.values()]))

@@ -51,10 +51,21 @@ def open_run(
         command=list(command),
         hosts={host: dict(known) for host, known in facts.items()},
         engines=dict(plan.engines),
+        forced=plan.forced,
     )
     store = RunStore.create(results_dir, campaign_text, manifest, secrets)
     store.write_plan(plan.model_dump(mode="json", by_alias=True))
+    _record_refused(store, plan)
     return store
+
+
+def _record_refused(store: RunStore, plan: Plan) -> None:
+    """What is not tried is recorded at once; what has a sample keeps it."""
+    home = {(sample.round, sample.case, sample.host) for sample in store.samples()}
+    for planned in plan.samples:
+        if planned.refused is not None and (planned.round, planned.case, planned.host) not in home:
+            why = planned.refused
+            not_measured(store, planned.model_dump(), why["class"], "preflight", why["proof"], why["advice"])
 
 
 def read_campaign(
@@ -90,10 +101,15 @@ def load_hosts(campaign: Campaign, facts: Mapping[str, Mapping[str, Any]]) -> di
 
 
 def make_plan(
-    campaign: Campaign, cases: Sequence[Case], facts: Mapping[str, Mapping[str, Any]], run: str | None = None
+    campaign: Campaign,
+    cases: Sequence[Case],
+    facts: Mapping[str, Mapping[str, Any]],
+    run: str | None = None,
+    forced: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with."""
-    return build(campaign, cases, facts, run or new_run_id(time.time()))
+    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with. `forced`:
+    the rules that do not count."""
+    return build(campaign, cases, facts, run or new_run_id(time.time()), forced=forced)
 
 
 def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller) -> int:
@@ -109,14 +125,17 @@ def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: C
     kept = 0
     for sample in store.samples():
         key = (sample.round, sample.case, sample.host)
-        passing = sample.failure is not None and sample.failure.klass in PASSING
+        # What preflight refused is looked at anew: it may be forced now, or the host may have changed.
+        failure = sample.failure
+        passing = failure is not None and (failure.klass in PASSING or failure.phase == "preflight")
         if content.get(key) == sample.content and not passing:
             kept += 1
         elif key in content:
             store.set_aside(sample)
     store.write_campaign(campaign_text)
     store.write_plan(plan.model_dump(mode="json", by_alias=True))
-    store.set_status("running", controller=controller)
+    _record_refused(store, plan)
+    store.set_status("running", controller=controller, forced=plan.forced)
     return kept
 
 
@@ -219,7 +238,14 @@ def not_measured(
     store: RunStore, planned: Mapping[str, Any], klass: FailureClass, phase: Phase, proof: str, advice: str
 ) -> Sample:
     """Record a sample that could not be tried."""
-    failure = Failure.model_validate({"class": klass, "phase": phase, "proof": proof, "advice": advice})
+    told = {
+        "class": klass,
+        "phase": phase,
+        "proof": proof,
+        "advice": advice,
+        "expected": klass == planned.get("expect"),
+    }
+    failure = Failure.model_validate(told)
     sample = Sample(**_identity(store, planned), status="failed", failure=failure, engine=planned["server"]["engine"])
     store.write_sample(sample)
     return sample

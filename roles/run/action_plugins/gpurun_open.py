@@ -15,12 +15,12 @@ from gpurun.manifest import Controller
 
 
 class ActionModule(ActionBase):
-    """`gpurun_open: {file, hosts, results_dir}` -> `dir`, `run`, `load_hosts` (other hosts, which send the load).
+    """`gpurun_open: {file, hosts, results_dir, force}` -> `dir`, `run`, `load_hosts` (other hosts: they send the load).
 
-    `hosts` are the names of the hosts to measure on.
+    `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count.
     """
 
-    _VALID_ARGS = frozenset({"file", "hosts", "results_dir"})
+    _VALID_ARGS = frozenset({"file", "hosts", "results_dir", "force"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
         try:
             campaign, cases = steps.read_campaign(self._task.args.get("file"), variables.get("gpurun_campaign"))
             load_hosts = steps.load_hosts(campaign, facts)
-            plan = steps.make_plan(campaign, cases, facts)
+            plan = steps.make_plan(campaign, cases, facts, forced=self._task.args.get("force") or ())
             secrets = steps.secret_values(plan.secrets)
             store = steps.open_run(
                 plan,

@@ -17,6 +17,7 @@ from gpurun.result import FailOn
 @options.limit
 @options.variants
 @options.overrides
+@options.force
 @options.results(None, "where results go; default: as the campaign says")
 @click.option(
     "--fail-on",
@@ -42,6 +43,7 @@ def command(
     limit: str | None,
     variants: tuple[str, ...],
     overrides: tuple[str, ...],
+    force: tuple[str, ...],
     results: Path | None,
     fail_on: FailOn,
     wait: str,
@@ -64,7 +66,7 @@ def command(
     wait_s = _seconds(wait)
     campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
-    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, command=["gpurun", *sys.argv[1:]])
+    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, force, command=["gpurun", *sys.argv[1:]])
     done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))

@@ -32,6 +32,13 @@ variants = click.option(
     metavar="NAME",
     help="only these variants and the baseline; repeatable",
 )
+force = click.option(
+    "--force",
+    "force",
+    multiple=True,
+    metavar="RULE",
+    help="do not let this rule of preflight refuse a variant; repeatable, and kept with the run",
+)
 inventory = click.option(
     "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
 )

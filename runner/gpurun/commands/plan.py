@@ -53,13 +53,23 @@ def read_facts(path: str) -> dict[str, dict[str, Any]]:
 @options.config
 @options.variants
 @options.overrides
+@options.force
 @click.option("--facts", type=click.Path(), help="Facts of hosts as JSON; default: this machine, without GPUs.")
 @options.as_json
 def command(
-    config: str, variants: tuple[str, ...], overrides: tuple[str, ...], facts: str | None, as_json: bool
+    config: str,
+    variants: tuple[str, ...],
+    overrides: tuple[str, ...],
+    force: tuple[str, ...],
+    facts: str | None,
+    as_json: bool,
 ) -> None:
-    """Show what a campaign would do: merged settings, exact commands, order, server starts, time. Touches no host."""
+    """Show what a campaign would do: merged settings, exact commands, order, server starts, time. Touches no host.
+
+    What preflight would refuse is said, and left out of the order; as a plan is for looking, the exit code is 0 all the
+    same.
+    """
     campaign, cases = read_campaign(find_campaign(config), overrides, variants)
     known = read_facts(facts) if facts else {"localhost": local_facts()}
-    plan = build(campaign, cases, known, "RUN")
+    plan = build(campaign, cases, known, "RUN", forced=force)
     click.echo(plan.model_dump_json(by_alias=True, indent=2) if as_json else render_plan(plan))

@@ -15,6 +15,7 @@ from gpurun.commands import options
 @options.inventory
 @options.limit
 @options.overrides
+@options.force
 @click.option(
     "--for",
     "life",
@@ -32,6 +33,7 @@ def command(
     inventory: Path | None,
     limit: str | None,
     overrides: tuple[str, ...],
+    force: tuple[str, ...],
     life: str,
     as_json: bool,
     color: str,
@@ -59,7 +61,7 @@ def command(
     campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)
     case = next(case for case in cases if case.variant == (variant or BASELINE))
     observer = Terminal(color).observer()  # type: ignore[arg-type]
-    run, served = serve(campaign, case, observer, inventory=inventory, limit=limit, life_s=life_s)
+    run, served = serve(campaign, case, observer, inventory=inventory, limit=limit, life_s=life_s, force=force)
     stop = [
         "gpurun",
         "stop",

@@ -1,0 +1,58 @@
+"""What preflight looks at, a server as it would be started on one host, and what it may find to speak against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gpurun.samples import FailureClass, Record
+
+Severity = Literal["refuse", "warn", "note"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A server on one host. `flags` have their main spelling, with `_` for `-`, and their templates filled in; those
+    that are removed (null) are absent. `facts` is what the facts module found on the host; `baseline` is the same
+    host's baseline server, None for the baseline itself."""
+
+    engine: str
+    version: str | None  # null: the host's own program, or an image's
+    flags: Mapping[str, Any]
+    env: Mapping[str, str]
+    argv: Sequence[str]
+    model: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    baseline: Subject | None = field(default=None, repr=False)
+
+
+class Finding(Record):
+    """What speaks against a server before it is started. `klass` is what a refused sample is recorded as; `flags` are
+    those that it is about, `where` the place in the campaign of the first of them (file:line:column)."""
+
+    rule: str
+    severity: Severity
+    klass: FailureClass = Field(default="preflight_refused", alias="class")
+    message: str
+    advice: str
+    source: str = ""
+    flags: tuple[str, ...] = ()
+    where: str = ""
+    forced: bool = False  # `--force` named it
+    variants: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @property
+    def verb(self) -> str:
+        """What it does, for people."""
+        return "forced" if self.forced else {"refuse": "refused", "warn": "warning", "note": "note"}[self.severity]
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it keeps the server from being started."""
+        return self.severity == "refuse" and not self.forced

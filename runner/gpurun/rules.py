@@ -1,0 +1,160 @@
+"""What hardware rules out, from its architecture and links alone: data/rules.yml, held against a server before a start.
+
+Pure. Conditions and messages are templates of the campaign's own kind (template.py); what is not known is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+from pydantic import Field
+
+from gpurun.findings import Finding, Severity, Subject
+from gpurun.samples import FailureClass, Record
+from gpurun.template import render
+
+
+class Rule(Record):
+    """One rule of the table; `engines` maps each engine that it is about to a specifier of its versions (PEP 440)."""
+
+    name: str
+    severity: Severity
+    klass: FailureClass = Field(default="preflight_refused", alias="class")
+    engines: dict[str, str]
+    flags: list[str] = Field(default_factory=list)
+    when: str
+    message: str
+    advice: str
+    source: str
+
+
+class Unknown(dict[str, Any]):
+    """A mapping in which what is not there is None."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def names() -> tuple[str, ...]:
+    """The names of all rules, for `--force`."""
+    return tuple(rule.name for rule in _rules())
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """What the rules say about a server. A rule about versions holds where the version is not known, too."""
+    known: dict[str, Any] | None = None
+    for rule in _rules():
+        if subject.engine not in rule.engines or not _within(subject.version, rule.engines[subject.engine]):
+            continue
+        known = _known(subject) if known is None else known
+        if render(rule.when, known).strip() not in ("", "0", "False", "None", "[]"):
+            told = {key: " ".join(render(getattr(rule, key), known).split()) for key in ("message", "advice")}
+            own = {"rule": rule.name, "severity": rule.severity, "class": rule.klass, "source": rule.source}
+            yield Finding.model_validate({**own, **told, "flags": rule.flags})
+
+
+def visible_gpus(facts: Mapping[str, Any], env: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """The GPUs of a host that a process with this environment sees, by index or UUID in CUDA_VISIBLE_DEVICES."""
+    gpus: Sequence[Mapping[str, Any]] = facts.get("gpus") or []
+    wanted = env.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return list(gpus)
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    return [
+        gpu
+        for name in names
+        for number, gpu in enumerate(gpus)
+        if name == str(gpu.get("index", number)) or (gpu.get("uuid") or "").startswith(name)
+    ]
+
+
+def parallel_sizes(engine: str, flags: Mapping[str, Any]) -> dict[str, int]:
+    """`tp`, `pp`, `dp` and `ep` as the flags say them, else 1, and `world`, the GPUs that this takes."""
+    named = _data()["sizes"].get(engine, {})
+    sizes = {key: _number(flags.get(named.get(key, ""))) or 1 for key in ("tp", "pp", "dp", "ep")}
+    inner = bool(flags.get(named.get("inner", "")))
+    return {**sizes, "world": sizes["tp"] * sizes["pp"] * (1 if inner else sizes["dp"])}
+
+
+def _known(subject: Subject) -> dict[str, Any]:
+    """The names that data/rules.yml explains, for one server."""
+    gpus = visible_gpus(subject.facts, subject.env)
+    oldest = min(gpus, key=_sm, default=Unknown())
+    model = Unknown(subject.model.get("config") or {})
+    model = Unknown({**model, **(model["text_config"] or {})})
+    sizes = parallel_sizes(subject.engine, subject.flags)
+    cuda = next(
+        (
+            cuda
+            for of, cuda in _data()["cuda"].get(subject.engine, {}).items()
+            if subject.version and _within(subject.version, of)
+        ),
+        None,
+    )
+    driver = re.match(r"\d+", str((subject.facts.get("driver") or {}).get("version") or ""))
+    block = ((model["quantization_config"] or {}).get("weight_block_size") or [None])[0]
+    return {
+        "engine": subject.engine,
+        "version": subject.version,
+        "flags": Unknown(subject.flags),
+        "env": Unknown(subject.env),
+        "baseline": None if subject.baseline is None else Unknown(subject.baseline.flags),
+        "gpus": gpus,
+        "sm": _sm(oldest),
+        "card": oldest.get("name"),
+        "nvlink": _all_linked(gpus, subject.facts),
+        "model": model,
+        "experts": model["n_routed_experts"] or model["num_experts"] or model["num_local_experts"],
+        "moe_size": model["moe_intermediate_size"],
+        "block": block,
+        "driver": driver and int(driver[0]),
+        "cuda": cuda,
+        "driver_min": _data()["drivers"].get(cuda),
+        **sizes,
+    }
+
+
+def _sm(gpu: Mapping[str, Any]) -> int:
+    """Compute capability as one number, 8.9 as 89, as engines name it; 0 where it is not known."""
+    major, _, minor = str(gpu.get("compute_capability") or "").partition(".")
+    return int(major) * 10 + int(minor or 0) if major.isdigit() else 0
+
+
+def _all_linked(gpus: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> bool:
+    """Whether NVLink joins every pair of these GPUs."""
+    links = (facts.get("topology") or {}).get("links") or {}
+    names = [f"GPU{gpu.get('index', number)}" for number, gpu in enumerate(gpus)]
+    pairs = [(one, other) for one in names for other in names if one != other]
+    return bool(pairs) and all(str(links.get(one, {}).get(other, "")).startswith("NV") for one, other in pairs)
+
+
+def _number(value: Any) -> int:
+    return int(value) if str(value).isdigit() else 0
+
+
+def _within(version: str | None, wanted: str) -> bool:
+    if not wanted or version is None:
+        return True
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data = yaml.safe_load((Path(__file__).parent / "data" / "rules.yml").read_text(encoding="utf-8"))
+    assert isinstance(data, dict)
+    return data
+
+
+@cache
+def _rules() -> tuple[Rule, ...]:
+    return tuple(Rule.model_validate(rule) for rule in _data()["rules"])
