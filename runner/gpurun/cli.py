@@ -22,6 +22,7 @@ VERBS = {
     "doctor": "Check this machine and every host; each finding has a fix.",
     "bench": "Run a campaign: every variant measured, or its failure explained.",
     "plan": "Show what a campaign would do: settings, argv, order, time.",
+    "fit": "Predict whether a model fits on cards, without hosts.",
     "validate": "Check campaign files; no host is touched.",
     "runs": "List and show stored runs.",
     "compare": "Compare a run's variants again, or two runs.",

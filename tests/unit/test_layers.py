@@ -18,6 +18,7 @@ MODULES = {
 PURE = (
     *("errors", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "plan", "plan_text"),
+    *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),
 )
 EDGE = (
@@ -33,6 +34,7 @@ EDGE = (
     "child",
     "interrupts",
     "manifest",
+    "hub",
 )
 OUTSIDE = ("subprocess", "click", "rich", "ansible_runner", "ansible", "socket", "threading", "signal")
 

@@ -1,0 +1,174 @@
+"""`gpurun fit`: whether a model fits on cards that need not be there."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+
+import click
+
+from gpurun.commands import options
+from gpurun.complaints import nearest
+from gpurun.engines import engine_names, load_engine
+from gpurun.errors import ConfigError, Problem
+from gpurun.fit.budgets import fit, has_budget
+from gpurun.fit.cards import read_gpus
+from gpurun.fit.flags import Settings, read_flags
+from gpurun.fit.question import Fit, Question
+from gpurun.fit.sizes import Sizes, knowledge, sizes_of
+from gpurun.fit.verdict import override, sentence
+from gpurun.hub import describe
+
+# Of `--json`, a contract.
+KEYS = (
+    *("default_mem_fraction_static", "kv_bytes_per_token", "weights_gib", "available_gib"),
+    *("rest_gib", "min_mem_fraction_static", "kv_tokens", "fits"),
+)
+_ROWS = {
+    "weights_gib": "weights, GiB",
+    "total_gib": "memory that counts, GiB",
+    "available_gib": "available after the weights, GiB",
+    "fraction": "fraction for weights and cache",
+    "rest_gib": "rest for the KV cache, GiB",
+    "min_mem_fraction_static": "least fraction that works",
+    "kv_bytes_per_token": "KV cache, bytes a token",
+    "kv_tokens": "KV cache, tokens",
+    "running_requests": "requests at once, at most",
+}
+
+
+@click.command("fit", context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="MODEL [ENGINE FLAGS]")
+@click.option("--gpu", required=True, metavar="CARDS", help='such as "8x RTX PRO 6000", or "4x 80GiB"')
+@click.option("--engine", required=True, metavar="NAME[==VERSION]", help="sglang, vllm, llamacpp or trtllm")
+@click.option("--available-gib", type=float, help="measured: free on the fullest GPU after the weights")
+@click.option("--total-gib", type=float, help="measured: free on it before the weights")
+@options.as_json
+def command(
+    words: tuple[str, ...],
+    gpu: str,
+    engine: str,
+    available_gib: float | None,
+    total_gib: float | None,
+    as_json: bool,
+) -> None:
+    """Predict whether MODEL fits, without hosts. All numbers are of one GPU.
+
+    MODEL is a folder, a .gguf file, a hub id (`org/model`, only headers are read), or `none` for the engine's defaults
+    alone. The engine's own flags stand among the options: --tp 8 --mem-fraction-static 0.55.
+    """
+    question = ask(words, gpu, engine, available_gib, total_gib)
+    found = fit(question)
+    if as_json:
+        click.echo(json.dumps({key: getattr(found, key) for key in KEYS}, indent=2))
+    else:
+        click.echo(told(question, found))
+
+
+def ask(
+    words: tuple[str, ...], gpu: str, engine: str, available_gib: float | None = None, total_gib: float | None = None
+) -> Question:
+    """The question that a command line asks. ConfigError with all that is wrong with it."""
+    name, _, version = engine.partition("==")
+    with_budget = tuple(each for each in engine_names() if has_budget(each))
+    if name not in with_budget:
+        raise ConfigError(
+            [Problem(f"no memory rules for engine `{name}`", None, with_budget, nearest(name, with_budget))]
+        )
+    known = load_engine(name)
+    flags = knowledge(name)["flags"]
+    settings = read_flags(words, known.flags, flags)
+    problems = list(settings.problems)
+    if len(settings.words) != 1:
+        given = f"{len(settings.words)} are given: {', '.join(settings.words)}" if settings.words else "none is given"
+        problems.append(Problem(f"one MODEL is wanted, {given}", hint="say `none` for the engine's defaults alone"))
+    problems += [problem for flag in settings.others if (problem := _misspelt(flag, flags))]
+    for value, option in ((available_gib, "--available-gib"), (total_gib, "--total-gib")):
+        if value is not None and not 0 < value < 10_000:
+            problems.append(Problem(f"`{option} {value:g}` is no memory of a GPU", hint="GiB of one GPU are wanted"))
+    if available_gib is not None and total_gib is not None and 0 < total_gib < available_gib:
+        problems.append(
+            Problem("`--available-gib` is more than `--total-gib`", hint="available is what the weights leave")
+        )
+    if problems:
+        raise ConfigError(problems)
+    cards, model = read_gpus(gpu), settings.words[0]
+    sizes = None if model == "none" else _sizes(model)
+    draft = settings.values.get("draft_model") or settings.values.get("draft_config", {}).get("model")
+    question = Question(
+        name,
+        version or known.default_version,
+        settings.values,
+        cards,
+        sizes,
+        _sizes(draft) if draft and sizes is not None else None,
+        available_gib,
+        total_gib,
+    )
+    problems = wrong(question, settings)
+    if problems:
+        raise ConfigError(problems)
+    return question
+
+
+def wrong(question: Question, settings: Settings) -> list[Problem]:
+    """What no arithmetic helps: more GPUs than there are, heads that cannot be divided."""
+    problems, split, cards = [], question.split, question.gpus
+    for setting in ("tp", "pp", "dp", "ep", "attn_dp", "context", "max_running", "page"):
+        value = settings.values.get(setting)
+        if value is not None and value < 1 and not (setting == "context" and question.engine == "llamacpp"):
+            problems.append(Problem(f"`{settings.given[setting]} {value}` is no number above 0"))
+    if problems:
+        return problems
+    if cards is not None and question.needs_gpus > cards.count:
+        what = " ".join(
+            f"{settings.given[each]} {settings.values[each]}" for each in ("tp", "pp", "dp") if each in settings.given
+        )
+        hint = f'name that many cards: `--gpu "{question.needs_gpus}x {cards.name}"`'
+        problems.append(
+            Problem(f"`{what}` needs {question.needs_gpus} GPUs, and `--gpu` names {cards.count}", hint=hint)
+        )
+    if question.sizes is not None and question.sizes.heads % split.attention:
+        heads, tp = question.sizes.heads, split.attention
+        fits = ", ".join(str(each) for each in range(1, 65) if heads % each == 0)
+        hint = f"{heads} can be divided by {fits}"
+        problems.append(Problem(f"{heads} attention heads cannot be divided over {tp} GPUs", hint=hint))
+    return problems
+
+
+def told(question: Question, found: Fit) -> str:
+    """A short table and a sentence."""
+    cards = question.gpus
+    assert cards is not None
+    rows = [(words, getattr(found, key)) for key, words in _ROWS.items() if getattr(found, key) is not None]
+    if question.engine == "sglang" and found.default_mem_fraction_static != found.fraction:
+        rows.insert(0, ("fraction that SGLang would choose", found.default_mem_fraction_static))
+    width = max((len(words) for words, _ in rows), default=0)
+    lines = [f"{words:<{width}}  {value:>12,}" for words, value in rows]
+    notes = list(found.notes)
+    if question.needs_gpus < cards.count and question.engine != "llamacpp":
+        idle = cards.count - question.needs_gpus
+        notes.append(f"{idle} of the {cards.count} GPUs stay idle: the flags ask for {question.needs_gpus}")
+    change = override(question, found)
+    notes += [change] if change else []
+    head = f"{question.engine} {question.version or ''} on {cards.count}x {cards.name}".replace("  ", " ")
+    return "\n".join([head, "", *lines, "", sentence(question, found), *(f"note: {note}" for note in notes)])
+
+
+def _sizes(model: str) -> Sizes:
+    try:
+        return sizes_of(describe(model), model)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"cannot make sense of the sizes of `{model}`: {error}") from None
+
+
+def _misspelt(flag: str, flags: Iterable[str]) -> Problem | None:
+    """A flag of memory that is misspelt or shortened; other flags are none of our business."""
+    plain = flag.lstrip("-").replace("_", "-")
+    names = {known.replace("_", "-"): known for known in flags}
+    near = [name for name in names if name.startswith(plain)] or difflib.get_close_matches(plain, names, 1, 0.85)
+    if not near:
+        return None
+    message = f"`{flag}` is no flag that counts here"
+    return Problem(message, None, (), f"--{names[near[0]]}", "flags are written out in full")

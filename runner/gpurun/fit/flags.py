@@ -1,0 +1,96 @@
+"""An engine's flags that its memory depends on, from an argv: what each sets, typed (data/fit/<engine>.yml)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.complaints import nearest
+from gpurun.engines import FlagRules, canonical
+from gpurun.errors import Problem
+from gpurun.fit.sizes import knowledge
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's: 16k, 16K
+
+
+@dataclass
+class Settings:
+    """What flags say: `values` by our name, `given` flag of each as it was written, `words` that belong to no flag."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # flags that say nothing about memory
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_flags(argv: Sequence[str], rules: FlagRules, known: Mapping[str, Sequence[str]]) -> Settings:
+    """The settings in an argv. `known`: the engine's flags, by their long name -> [what it sets, type].
+
+    A flag that is not known takes the words up to the next flag.
+    """
+    found, index = Settings(), 0
+    while index < len(argv):
+        word = argv[index]
+        index += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            found.words.append(word)
+            continue
+        written, equals, value = word.partition("=")
+        name = canonical(rules, written.lstrip("-"))
+        if name not in known:
+            found.others.append(written)
+            while not equals and index < len(argv) and not argv[index].startswith("-"):
+                index += 1
+            continue
+        setting, kind = known[name]
+        if kind == "switch":
+            found.values[setting] = True
+            if equals:
+                found.problems.append(Problem(f"`{written}` takes no value", hint=f"write `{written}` alone"))
+            continue
+        if not equals:
+            if index == len(argv) or re.match(r"--[A-Za-z]", argv[index]):
+                found.problems.append(Problem(f"`{written}` needs a value"))
+                continue
+            value, index = argv[index], index + 1
+        try:
+            found.values[setting] = _typed(value, kind)
+            found.given[setting] = written
+        except ValueError as error:
+            allowed = tuple(knowledge("models")["dtypes"]) if kind == "dtype" else ()
+            near = nearest(value, allowed) if allowed else None
+            found.problems.append(Problem(f"`{written} {value}`: {error}", None, allowed, near))
+    return found
+
+
+def _typed(text: str, kind: str) -> Any:
+    if kind == "text":
+        return text
+    if kind == "dtype":
+        if text not in knowledge("models")["dtypes"]:
+            raise ValueError("gpurun knows no such type of a cache")
+        return text
+    if kind == "json":
+        value = json.loads(text) if text.startswith("{") else None
+        if not isinstance(value, dict):
+            raise ValueError("one JSON object is wanted")
+        return value
+    if kind == "count":
+        if text in ("-1", "auto"):
+            return None
+        match = _COUNT.fullmatch(text)
+        if match is None:
+            raise ValueError("a number is wanted, such as 16384 or 16k")
+        return int(float(match[1]) * _UNITS[match[2]])
+    try:
+        value = int(text) if kind == "int" else float(text)
+    except ValueError:
+        raise ValueError("a whole number is wanted" if kind == "int" else "a number is wanted") from None
+    if kind == "fraction" and not 0 < value < 1 + 1e-9:
+        raise ValueError("a fraction between 0 and 1 is wanted")
+    return value

@@ -1,0 +1,116 @@
+"""A model's description without the model: from its folder, its GGUF file, or the headers of its files on the hub.
+
+The reader is the one that hosts use, so that both say the same: a module of the role `run`, loaded from there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+from gpurun.errors import ConfigError
+from gpurun.paths import content
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_TIMEOUT_S = 20
+_HINT = "a model is a folder with config.json, a .gguf file, a hub id such as `org/model`, or `none`"
+
+
+@cache
+def headers() -> Any:
+    """The module that reads headers."""
+    place = content() / "roles" / "run" / "module_utils" / "gpurun_model_headers.py"
+    spec = importlib.util.spec_from_file_location("gpurun_model_headers", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def describe(model: str) -> dict[str, Any]:
+    """The description of a local model or one on the hub (`org/model[@revision]`). ConfigError if there is none."""
+    place = Path(model).expanduser()
+    try:
+        if place.exists():
+            return dict(headers().describe(place))
+        if _HUB_ID.fullmatch(model) and not model.endswith(".gguf") and not model.startswith("."):
+            return _from_hub(*model.partition("@")[::2])
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot read the sizes of `{model}`: {error}", hint=_HINT) from None
+    raise ConfigError(f"there is no model `{model}`", hint=_HINT)
+
+
+def _from_hub(repository: str, revision: str) -> dict[str, Any]:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    if urlsplit(endpoint).scheme not in ("http", "https"):
+        raise ConfigError(f"HF_ENDPOINT is no web address: `{endpoint}`")
+    base = f"{endpoint}/{quote(repository)}/resolve/{quote(revision or 'main', safe='')}"
+    opener = urllib.request.build_opener(_SafeRedirect())
+    token = os.environ.get("HF_TOKEN")
+
+    def open_file(name: str) -> IO[bytes]:
+        request = urllib.request.Request(f"{base}/{quote(name)}", headers={"User-Agent": "gpurun"})  # noqa: S310
+        if token:
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        answer: IO[bytes] = opener.open(request, timeout=_TIMEOUT_S)
+        return answer
+
+    try:
+        with open_file("config.json") as stream:
+            config = stream.read()
+    except urllib.error.HTTPError as error:
+        raise ConfigError(
+            f"the hub has no `{repository}` to read: {error.code} at {endpoint}", hint=_why(error.code)
+        ) from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        hint = "without network, name a local copy of the model, or set HF_ENDPOINT to a mirror"
+        raise ConfigError(f"cannot reach the hub at {endpoint} for `{repository}`: {reason}", hint=hint) from None
+    names = ["config.json"]
+    index = _if_there(open_file, "model.safetensors.index.json")
+    names.append("model.safetensors" if index is None else "model.safetensors.index.json")
+    known = {"config.json": config} | ({} if index is None else {names[1]: index})
+    try:
+        return dict(
+            headers().describe_safetensors(
+                names, lambda name: io.BytesIO(known[name]) if name in known else open_file(name)
+            )
+        )
+    except urllib.error.HTTPError as error:
+        raise ValueError(
+            f"{error.code} for {urlsplit(error.url).path.rpartition('/')[2]}: it has no safetensors?"
+        ) from None
+
+
+def _if_there(open_file: Callable[[str], IO[bytes]], name: str) -> bytes | None:
+    try:
+        with open_file(name) as stream:
+            return stream.read()
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise ValueError(f"{error.code} for {name}") from None
+
+
+def _why(code: int) -> str:
+    if code in (401, 403):
+        return "it is gated, private or not there: accept its licence, and set HF_TOKEN"
+    return "check the name and the revision (`org/model@revision`)"
+
+
+class _SafeRedirect(urllib.request.HTTPRedirectHandler):
+    """Only to the web: a mirror cannot send us to a local file."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise urllib.error.HTTPError(newurl, code, "redirected to something else than the web", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -1,0 +1,353 @@
+"""The memory calculator: engines' own arithmetic on worked examples, layouts of models, the words of the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils import gpurun_model_headers
+from tests.unit.models import LLAMA_8B, gguf, write
+
+from gpurun.engines import load_engine
+from gpurun.errors import ConfigError
+from gpurun.fit.budgets import fit
+from gpurun.fit.cards import gpus_of, read_gpus
+from gpurun.fit.flags import read_flags
+from gpurun.fit.question import Fit, Question
+from gpurun.fit.sizes import Sizes, Split, knowledge, layer_kinds, sizes_of
+from gpurun.fit.verdict import CLOSE, compared, override, reported, sentence, smallest_change
+
+
+def ask(engine: str, gpu: str, flags: str = "", sizes: Sizes | None = None, **more: Any) -> Question:
+    name, _, version = engine.partition("==")
+    settings = read_flags(flags.split(), load_engine(name).flags, knowledge(name)["flags"])
+    assert not settings.problems
+    return Question(name, version or None, settings.values, read_gpus(gpu), sizes, **more)
+
+
+def of(config: dict[str, Any], *tensors: list[Any]) -> Sizes:
+    return sizes_of({"config": config, "tensors": list(tensors)})
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Sizes:
+    return sizes_of(gpurun_model_headers.describe(write(tmp_path / "llama", LLAMA_8B, shards=3)))
+
+
+MLA = {"num_hidden_layers": 61, "num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "old", "new"),
+    [
+        ("H100", "", 0.835, 0.830),
+        ("8x H100", "--tp 8", 0.818, 0.812),
+        ("8x H100", "--tp 8 --speculative-algorithm EAGLE", 0.793, 0.812),
+        ("8x H200", "--tp-size 8", 0.897, 0.893),
+        ("RTX PRO 6000", "", 0.863, None),
+        ("4x RTX PRO 6000", "--tensor-parallel-size 4", 0.854, 0.849),
+        ("8x RTX PRO 6000", "--tp 8 --speculative-algorithm=EAGLE", 0.827, None),
+        ("RTX 4090", "", 0.847, 0.704),
+    ],
+)
+def test_the_fraction_that_sglang_would_choose(gpu: str, flags: str, old: float, new: float | None) -> None:
+    assert fit(ask("sglang==0.5.9", gpu, flags)).default_mem_fraction_static == old
+    if new is not None:
+        assert fit(ask("sglang==0.5.23", gpu, flags)).default_mem_fraction_static == new
+
+
+def test_a_latent_model_reserves_more_for_prefill_graphs() -> None:
+    assert fit(ask("sglang==0.5.23", "8x H100", "--tp 8", of(MLA))).default_mem_fraction_static == 0.799
+
+
+def test_other_settings_move_the_fraction_as_in_the_source() -> None:
+    def fraction(flags: str, version: str = "0.5.23") -> float | None:
+        return fit(ask(f"sglang=={version}", "8x H100", flags)).default_mem_fraction_static
+
+    assert fraction("--tp 8 --max-running-requests 64") == round((81559 - 512 - 12288 - 128 - 1024 - 464) / 81559, 3)
+    assert fraction("--tp 8 --disable-cuda-graph") == round((81559 - 512 - 12288 - 1024) / 81559, 3)
+    dp = round((81559 - 512 - 12288 - 1024 - 1024 - 512 * 8 * 4.5) / 81559, 3)
+    assert fraction("--tp 8 --dp 8 --enable-dp-attention", "0.5.9") == dp
+    assert fraction("--tp 8 --chunked-prefill-size 2048 --cuda-graph-max-bs 8", "0.5.9") == round(
+        (81559 - 10240) / 81559, 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("available", "total", "fraction", "rest", "least"),
+    [
+        (21.71, 94, 0.55, -20.59, 0.769),  # the campaign that began with an override nobody meant
+        (21.71, 94, 0.88, 10.43, 0.769),
+        (12.25, 138.1, 0.88, -4.32, 0.9113),  # SemiAnalysisAI/InferenceX#2128, and with its MTP draft
+        (9.18, 138.1, 0.88, -7.39, 0.9335),
+        (8.0, 78.6, 0.835, -4.97, 0.8983),  # 70B in fp8 on one H100
+    ],
+)
+def test_rest_is_what_a_fraction_leaves(
+    available: float, total: float, fraction: float, rest: float, least: float
+) -> None:
+    flags = f"--tp 8 --mem-fraction-static {fraction}"
+    found = fit(ask("sglang==0.5.9", "8x H200", flags, available_gib=available, total_gib=total))
+    assert found.rest_gib == rest
+    assert found.fits is (rest > 0)
+    assert found.min_mem_fraction_static == pytest.approx(least, abs=1e-4)
+
+
+def test_tokens_of_llama_8b_on_one_h100(llama: Sizes) -> None:
+    found = fit(ask("sglang==0.5.9", "H100", "", llama, available_gib=63.6, total_gib=78.6))
+    assert found.kv_bytes_per_token == 131072
+    assert found.rest_gib == 50.63
+    assert found.kv_tokens == pytest.approx(414769, abs=10)
+    assert found.weights_gib == pytest.approx(14.96, rel=0.01)
+    assert found.running_requests == 2048
+
+
+def test_vllm_needs_its_share_free_at_the_start() -> None:
+    for total, fraction, free in ((22.05, 0.9, 19.77), (47.38, 0.95, 31.44), (139.72, 0.9, 7.34)):
+        flags = f"--gpu-memory-utilization {fraction}"
+        asked = ask("vllm==0.11.0", "A10", flags, total_gib=total, available_gib=free, free_gib=(free,))
+        found = fit(asked)
+        assert found.fits is False
+        assert f"{free:.2f} GiB are free, and vLLM asks for {total * fraction:.2f} GiB" in found.notes[0]
+    assert fit(ask("vllm", "A10", "", total_gib=22.05, available_gib=15, free_gib=(21.9,))).fits
+
+
+def test_sglang_wants_the_same_free_on_every_gpu() -> None:
+    found = fit(ask("sglang==0.5.9", "2x H100", "--tp 2", free_gib=(8.884, 11.902)))
+    assert found.fits is False
+    assert "unbalanced" in found.notes[0]
+    assert fit(ask("sglang==0.5.9", "2x H100", "--tp 2", free_gib=(11.0, 11.902))).fits is None
+
+
+def test_a_smaller_batch_leaves_vllm_more(llama: Sizes) -> None:
+    small, large = (fit(ask("vllm==0.33.0", "H100", f"--max-num-batched-tokens {n}", llama)) for n in ("2k", "8224"))
+    assert small.rest_gib is not None and large.rest_gib is not None
+    assert 0.5 < small.rest_gib - large.rest_gib < 4
+
+
+def test_a_large_gap_to_what_the_engine_reports_is_seen() -> None:
+    log = "[TP0] max_total_num_tokens=1741, chunked_prefill_size=8192, max_running_requests=48, context_len=131072"
+    gap = compared({"kv_tokens": 349377}, reported("sglang", log))
+    assert gap["kv_tokens"]["reported"] == 1741
+    assert gap["kv_tokens"]["error"] > CLOSE
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "each"),
+    [
+        (LLAMA_8B, "", 131072),
+        (LLAMA_8B, "--kv-cache-dtype fp8_e5m2", 65536),
+        (LLAMA_8B, "--kv-cache-dtype fp4_e2m1", 36864),
+        (LLAMA_8B, "--tp 4", 32768),
+        (LLAMA_8B, "--tp 8", 16384),
+        ({**LLAMA_8B, "num_key_value_heads": 2}, "--tp 8", 16384),  # repeated, not divided
+        (LLAMA_8B, "--tp 8 --dp 8 --enable-dp-attention", 131072),
+        (LLAMA_8B, "--pp 2", 65536),
+        ({**LLAMA_8B, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "", 65536),
+        (MLA, "", 61 * 576 * 2),
+        (MLA, "--tp 8", 61 * 576 * 2),
+        (MLA, "--kv-cache-dtype fp8_e4m3", 61 * 576),
+        ({**MLA, "index_head_dim": 128}, "--kv-cache-dtype fp8_e4m3", 61 * (656 + 132)),
+        ({**MLA, "index_head_dim": 128}, "", 61 * (1152 + 132)),
+        (
+            {
+                **LLAMA_8B,
+                "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8,
+            },
+            "",
+            32768,
+        ),
+        ({**LLAMA_8B, "hybrid_override_pattern": "M-M*" * 8}, "", 32768),
+        ({**LLAMA_8B, "full_attention_interval": 4}, "", 32768),
+        ({"text_config": LLAMA_8B, "vision_config": {"hidden_size": 1024}}, "", 131072),
+        (
+            {
+                **LLAMA_8B,
+                "architectures": ["GptOssForCausalLM"],
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+            },
+            "",
+            16 * 4096 + int(0.8 * 16 * 4096 + 0.5),
+        ),
+        ({**LLAMA_8B, "sliding_window": 4096}, "", 131072),  # SGLang keeps all tokens of such a model
+        (LLAMA_8B, "--speculative-algorithm EAGLE", 131072 + 4096),
+    ],
+    ids=str,
+)
+def test_what_a_token_costs(config: dict[str, Any], flags: str, each: int) -> None:
+    assert fit(ask("sglang==0.5.23", "8x H200", flags, of(config))).kv_bytes_per_token == each
+
+
+def test_an_unknown_cache_gives_no_number() -> None:
+    found = fit(ask("sglang", "8x H200", "", of({**MLA, "compress_ratios": [4, 128]})))
+    assert found.kv_bytes_per_token is None and found.kv_tokens is None
+    assert "not known: its cache is compressed" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        ({"num_hidden_layers": 6, "sliding_window": 512, "sliding_window_pattern": 6}, "window " * 5 + "full"),
+        ({"num_hidden_layers": 3, "sliding_window": 512, "use_sliding_window": False}, "full full full"),
+        ({"num_hidden_layers": 4, "attn_layer_indices": [1]}, "state full state state"),
+        ({"num_hidden_layers": 3, "attn_type_list": [0, 1, 0]}, "state full state"),
+        ({"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2}, "state state full state"),
+        ({"num_hidden_layers": 3, "linear_attn_config": {"full_attn_layers": [3]}}, "state state full"),
+        ({"num_hidden_layers": 2, "model_type": "gemma2", "sliding_window": 9}, "window full"),
+        ({"layers_block_type": ["mamba", "hybrid"]}, "state full+state"),
+    ],
+    ids=str,
+)
+def test_what_each_layer_keeps(config: dict[str, Any], kinds: str) -> None:
+    assert layer_kinds(config) == kinds.split()
+
+
+def test_weights_are_divided_as_the_engines_divide_them() -> None:
+    model = of(
+        {**LLAMA_8B, "num_key_value_heads": 2, "num_hidden_layers": 1},
+        ["model.layers.*.mlp.up_proj.weight", "BF16", 1, 800, 1600],
+        ["model.layers.*.self_attn.k_proj.weight", "BF16", 1, 80, 160],
+        ["model.layers.*.input_layernorm.weight", "BF16", 1, 8, 16],
+        ["model.layers.*.mlp.experts.*.up_proj.weight", "BF16", 8, 1600, 3200],
+        ["mtp.model.layers.*.up_proj.weight", "BF16", 1, 10, 20],
+    )
+    assert model.weights_on_gpu(Split()) == 1600 + 160 + 16 + 3200
+    assert model.weights_on_gpu(Split(tp=4, attention=4, experts=4)) == 400 + 80 + 16 + 800
+    assert model.weights_on_gpu(Split(tp=4, attention=1, experts=4)) == 400 + 160 + 16 + 800
+    assert model.weights_on_gpu(Split(pp=2)) == (1600 + 160 + 16 + 3200) / 2
+    assert model.weights_on_gpu(Split(), matrix=0.5) == 800 + 80 + 16 + 1600
+    assert model.weights_on_gpu(Split(), drafts=True) == 1600 + 160 + 16 + 3200 + 20
+
+
+def test_layers_beyond_the_last_belong_to_a_draft(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**LLAMA_8B, "num_hidden_layers": 3})
+    (folder / "config.json").write_text('{"num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": 4096}')
+    rows = gpurun_model_headers.describe(folder)["tensors"]
+    assert [row[2] for row in rows if row[0] == "model.layers.*.mlp.up_proj.weight"] == [2]
+    assert [row[2] for row in rows if row[0] == "mtp.model.layers.*.mlp.up_proj.weight"] == [1]
+
+
+def test_a_gguf_file_says_the_same(tmp_path: Path) -> None:
+    keys = {
+        "general.architecture": "llama",
+        "llama.block_count": 2,
+        "llama.context_length": 4096,
+        "llama.embedding_length": 256,
+        "llama.attention.head_count": 8,
+        "llama.attention.head_count_kv": 2,
+        "llama.rope.freq_base": 1e4,
+        "tokenizer.ggml.tokens": ["a"] * 5000,
+        "tokenizer.ggml.token_type": [1] * 5000,
+    }
+    path = gguf(
+        tmp_path / "m.gguf", keys, {"token_embd.weight": 1024, "blk.0.attn_k.weight": 640, "blk.1.attn_k.weight": 64}
+    )
+    model = sizes_of(gpurun_model_headers.describe(path))
+    assert model.weights == 1728
+    assert [row[:3] for row in model.tensors] == [
+        ["blk.*.attn_k.weight", "ggml1", 2],
+        ["token_embd.weight", "ggml1", 1],
+    ]
+    assert model.context == 4096
+    assert model.token("full", "f16", Split()) == 2 * (32 + 32) * 2
+    found = fit(ask("llamacpp", "RTX 4090", "-c 1024 -ctk q8_0 -ctv q8_0", model))
+    assert found.kv_bytes_per_token == 2 * 2 * 64 * 1.0625
+    assert found.kv_tokens == 1024 and found.fits
+    with pytest.raises(ValueError, match="ends in the middle"):
+        gpurun_model_headers.describe_gguf(_cut(path, 100))
+
+
+def _cut(path: Path, size: int) -> Path:
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "neither config.json nor a .gguf"),
+        ({"config.json": b"{}"}, "no .safetensors file"),
+        ({"config.json": b"[]"}, "holds no mapping"),
+        ({"config.json": b"{"}, "no JSON"),
+        ({"config.json": b"{}", "model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "Git LFS pointer"),
+        ({"config.json": b"{}", "model.safetensors": b""}, "no safetensors header"),
+        ({"x.gguf": b"GGML1234"}, "is no GGUF file"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said(tmp_path: Path, content: dict[str, bytes], message: str) -> None:
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        gpurun_model_headers.describe(tmp_path)
+
+
+def test_cards_by_many_names() -> None:
+    for text in (
+        "8x RTX PRO 6000",
+        "8 x nvidia rtx pro 6000",
+        "8xRTX-PRO-6000",
+        "8x NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    ):
+        assert (read_gpus(text).count, read_gpus(text).memory_mib) == (8, 97887)
+    assert read_gpus("NVIDIA GeForce RTX 4090").memory_mib == 24564
+    assert read_gpus("NVIDIA H100 80GB HBM3").name == "H100"
+    assert read_gpus("2x 80GiB").memory_mib == 81920
+    with pytest.raises(ConfigError) as error:
+        read_gpus("8x RTX PRO 600")
+    assert error.value.problems[0].nearest == "RTX PRO 6000"
+    with pytest.raises(ConfigError, match="names no card"):
+        read_gpus("0x H100")
+    found = gpus_of(
+        [{"name": "NVIDIA H200", "memory_total_mib": 143771}, {"name": "NVIDIA H200", "memory_total_mib": 143771}]
+    )
+    assert found is not None and (found.count, found.cuda_gib) == (2, 139.72)
+    assert gpus_of([]) is None
+
+
+def test_every_card_has_one_meaning() -> None:
+    names = [name for card in knowledge("cards") for name in (card["name"], *card["aliases"])]
+    for name in names:
+        assert read_gpus(name).memory_mib > 10_000
+    assert len({name.lower() for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "flags", "wanted"),
+    [
+        (
+            "sglang==0.5.9",
+            "8x RTX PRO 6000",
+            "--mem-fraction-static 0.1",
+            "leave out --mem-fraction-static (then 0.863)",
+        ),
+        ("sglang==0.5.9", "2x T4", "--kv-cache-dtype fp8_e5m2", "--tp-size 2"),
+        ("vllm==0.33.0", "L4", "--max-model-len 128k", "--max-model-len"),
+        ("vllm==0.33.0", "T4", "", "--tensor-parallel-size 4, on 4 such GPUs"),
+        ("llamacpp", "T4", "-c 131072", None),
+    ],
+)
+def test_the_smallest_change_that_would_make_it_fit(
+    engine: str, gpu: str, flags: str, wanted: str | None, llama: Sizes
+) -> None:
+    question = ask(engine, gpu, flags, llama)
+    found = fit(question)
+    assert found.fits is False
+    change = smallest_change(question)
+    assert (change or "").startswith(wanted or "") and (change is None) == (wanted is None)
+    assert "does not fit" in sentence(question, found)
+
+
+def test_the_words_of_an_override() -> None:
+    asked = ask(
+        "sglang==0.5.9", "8x RTX PRO 6000", "--tp 8 --mem-fraction-static 0.55", available_gib=21.71, total_gib=94
+    )
+    assert override(asked, fit(asked)) == "mem-fraction-static 0.55, SGLang would choose 0.85: leaves -20.6 GiB"
+    same = ask("sglang==0.5.9", "8x RTX PRO 6000", "--tp 8 --mem-fraction-static 0.848")
+    assert override(same, fit(same)) is None
+
+
+def test_a_sentence_for_a_campaigns_lengths(llama: Sizes) -> None:
+    asked = ask("sglang==0.5.9", "H100", "", llama, available_gib=63.6, total_gib=78.6)
+    assert sentence(asked, fit(asked), 1024).endswith("405 requests of 1,024 tokens")
+    assert sentence(ask("sglang", "H100"), Fit(engine="sglang")).startswith("cannot tell")
