@@ -15,6 +15,7 @@ from gpurun.compare import Case, failed, group, measured, values
 from gpurun.samples import Sample
 
 # What of a load's specification belongs to the place where it runs, not to what is measured.
+_DIFFERENT = "different: "
 _LOCAL = ("base_url", "progress", "tokenize", "timeout_s", "model")
 
 
@@ -62,11 +63,12 @@ def assess(
     return replace(report, notes=list(_notes(report, loads)))
 
 
-def compare_runs(before: Assessment, after: Assessment) -> list[compare.Effect]:
+def compare_runs(before: Assessment, after: Assessment, *, force: bool = False) -> list[compare.Effect]:
     """Each case of `after` against the case of `before` with the same variant, benchmark and axis values.
 
     The runs were not interleaved, so the interval is an unpaired one, and whatever changed in between (temperature,
-    other load) is part of the effect. Not comparable where tool, data, model or the hosts' hardware differ.
+    other load) is part of the effect. Not comparable where tool, data, model or the hosts' hardware differ; with
+    `force` the numbers are compared all the same, and the effect's reason says what differs.
     """
     partners = {(case.variant, case.point): case for case in before.cases}
     effects: list[compare.Effect] = []
@@ -74,7 +76,11 @@ def compare_runs(before: Assessment, after: Assessment) -> list[compare.Effect]:
         partner = partners.get((case.variant, case.point))
         old, new = before.of[partner.id] if partner else [], after.of[case.id]
         unlike = _unlike(before, after, partner, case) if partner else f"not in {before.run}"
-        effects += compare.effects_on(case, old, new, after.rules, unlike, paired=False)
+        if not (force and unlike.startswith(_DIFFERENT)):
+            effects += compare.effects_on(case, old, new, after.rules, unlike, paired=False)
+        else:
+            forced = compare.effects_on(case, old, new, after.rules, "", paired=False)
+            effects += [replace(effect, reason="; ".join(filter(None, (unlike, effect.reason)))) for effect in forced]
     return effects
 
 
@@ -85,7 +91,7 @@ def _unlike(before: Assessment, after: Assessment, partner: Case, case: Case) ->
     common = sorted(before.hosts.keys() & after.hosts.keys())
     different += [f"host {host}" for host in common if _hardware(before.hosts[host]) != _hardware(after.hosts[host])]
     if different:
-        return f"different: {', '.join(different)}"
+        return f"{_DIFFERENT}{', '.join(different)}"
     places = [{sample.host for sample in measured(run.of[one.id])} for run, one in ((before, partner), (after, case))]
     if not places[0]:
         return f"not measured in {before.run}"
@@ -97,7 +103,8 @@ def _fingerprint(item: Mapping[str, Any]) -> dict[str, Any]:
     spec, model = _spec(item), dict(item.get("server", {}).get("model") or {})
     model.pop("path", None)  # which model it is, wherever it lies
     data = {name: value for name, value in spec.items() if name not in _LOCAL}
-    return {"tool": item["load"]["tool"], "data": data, "model": model or spec.get("model")}
+    tool = f"{item['load']['tool']} {item['load'].get('version', '')}".strip()
+    return {"tool": tool, "data": data, "model": model or spec.get("model")}
 
 
 def _spec(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,6 +154,10 @@ def _notes(report: Assessment, loads: Mapping[str, Mapping[str, Any]]) -> Iterat
     if noisy := dict(_noisy(report, {effect.case.point for effect in unclear if effect.interval})):
         varies = f"the baseline varies by {_percent(max(noisy.values()))} from round to round at {', '.join(noisy)}"
         yield f"{varies}: longer samples or more rounds narrow the intervals"
+    for effect in report.effects:
+        if effect.case.variant == compare.AGAIN and effect.primary and effect.interval:
+            low, high = (f"{100 * bound:+.1f}" for bound in effect.interval)
+            yield f"noise floor at {effect.case.label}: the baseline against itself differs by {low} to {high} %"
     for variant, mine in variants.items():
         worst = max((v for case in mine for v in values(of[case.id], "error_rate").values()), default=0.0)
         if worst > 0:

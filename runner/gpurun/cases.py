@@ -20,7 +20,7 @@ from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.resolve import BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve
+from gpurun.resolve import AGAIN, BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve
 from gpurun.tree import Node, digest
 
 MAX_CASES = 2000
@@ -76,6 +76,16 @@ class _Expansion:
     def __post_init__(self) -> None:
         self.variants = [BASELINE]
         self.variants += [name for name in self.root.items("variants") if not self.complaints.about(("variants", name))]
+        if self._noise_floor and AGAIN in self.variants:
+            message = f"`{AGAIN}` is the name of the second baseline of `compare.noise_floor`"
+            self.complaints.add(message, self.root, ("variants", AGAIN), key=True)
+        elif self._noise_floor:
+            self.variants.append(AGAIN)
+
+    @property
+    def _noise_floor(self) -> bool:
+        asked = self.root.at("compare", "noise_floor")
+        return asked is not None and asked.value is True
 
     def cases(self, only: Sequence[str]) -> list[Case]:
         known = tuple(self.root.items("variants"))
@@ -111,7 +121,7 @@ class _Expansion:
         for axis in axes:
             self.compare_values(axis)
         kept = self.without_excluded(cases, axes)
-        return [case for case in kept if not only or case.variant in (BASELINE, *only)]
+        return [case for case in kept if not only or case.variant in (BASELINE, AGAIN, *only)]
 
     def merged(self, variant: str, point: Point = ()) -> Node:
         return resolve(self.root, variant, [(axis.path, axis.values[number]) for axis, number in point])
@@ -123,6 +133,8 @@ class _Expansion:
         """Every variant must differ from the baseline and from every other one."""
         seen: dict[tuple[str, ...], str] = {}
         for name, found in prints.items():
+            if name == AGAIN and self._noise_floor:
+                continue
             first = seen.setdefault(tuple(found), name) if all(found) else name
             if first != name:
                 message = f"variants `{first}` and `{name}` resolve to the same settings"

@@ -206,6 +206,9 @@ class Compare(Section):
         default_factory=lambda: {"output_tok_per_s": Metric(better="higher"), "ttft_p50_ms": Metric(better="lower")},
         min_length=1,
     )
+    noise_floor: bool = _key(
+        "measure the baseline twice a round, against itself: what is claimed there is noise", False
+    )
 
     @model_validator(mode="after")
     def _primary_is_judged(self) -> Compare:

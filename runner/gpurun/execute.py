@@ -46,6 +46,7 @@ class BenchOptions:
     fail_on: FailOn = "failure"
     wait_s: float = 0.0  # for a host that another run holds
     resume: str | None = None
+    retry_failed: bool = False
     force: Sequence[str] = ()  # rules of preflight that do not count
     command: Sequence[str] = ()
 
@@ -103,7 +104,8 @@ class _Run(Session):
         text, kept = self._campaign.document.text, 0
         if earlier is not None:
             store = earlier
-            kept = steps.resume_run(store, plan, campaign_text=text, controller=Conductor.this())
+            again, conductor = self._options.retry_failed, Conductor.this()
+            kept = steps.resume_run(store, plan, campaign_text=text, controller=conductor, retry_failed=again)
         else:
             store = steps.open_run(
                 plan,

@@ -21,7 +21,7 @@ from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding
 from gpurun.launch import BIND, BIND_FOR_OTHERS, TOOL_VERSION, Launch, home_of, launch, load_host, load_spec
 from gpurun.preflight import check_forced, look
-from gpurun.resolve import BASELINE
+from gpurun.resolve import AGAIN, BASELINE
 from gpurun.samples import Record, Sample
 from gpurun.tree import digest
 
@@ -234,6 +234,7 @@ def _samples(
             job += f"-{digest(host)[:8]}"
         folder = f"{home}/jobs/{run_id}/{job}"
         name, port = found.server["model"]["name"], found.server["port"]
+        driver = (facts.get("driver") or {}).get("version")
         address = BIND if elsewhere is None else elsewhere["address"]
         spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address)
         asked = {key: value for key, value in spec.items() if key not in ("base_url", "progress", "timeout_s")}
@@ -243,7 +244,9 @@ def _samples(
                 id=f"{number}/{case.id}/{host}",
                 round=number,
                 host=host,
-                content=digest([found.content, asked, "builtin", TOOL_VERSION, *(["remote"] if elsewhere else [])]),
+                content=digest(
+                    [found.content, asked, "builtin", TOOL_VERSION, *(["remote"] if elsewhere else []), driver]
+                ),
                 server=server,
                 load={
                     "job": job,
@@ -293,7 +296,7 @@ def _notes(cases: Sequence[Case], facts: Mapping[str, Any], launches: Launches) 
         first: dict[str, str] = {}
         for case in cases:
             other = first.setdefault(digest([case.benchmark, case.axes, launches[host, case.id].content]), case.variant)
-            if other != case.variant:
+            if case.variant not in (other, AGAIN):
                 same = "the baseline" if other == BASELINE else f"`{other}`"
                 notes.append(f"on {host}, `{case.variant}` is the same as {same} once its templates are filled in")
     return list(dict.fromkeys(notes))

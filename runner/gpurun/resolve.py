@@ -15,6 +15,7 @@ from gpurun.template import FACTS, TemplateError, is_template, unknown_facts
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
 BASELINE = "baseline"
+AGAIN = "baseline-again"  # the second baseline of `compare.noise_floor`, which is no variant of the file
 _PINNED = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
 _RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
 _TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"

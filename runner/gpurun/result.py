@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gpurun.compare import Case, Effect
+from gpurun.compare import AGAIN, Case, Effect
 from gpurun.errors import ExitCode
 from gpurun.samples import Sample
 
@@ -67,8 +67,8 @@ def exit_code(
 
 
 def regressed(effects: Sequence[Effect]) -> list[Effect]:
-    """The effects on the primary metric that are worse."""
-    return [effect for effect in effects if effect.primary and effect.verdict == "worse"]
+    """The effects on the primary metric that are worse; noise is none."""
+    return [e for e in effects if e.primary and e.verdict == "worse" and e.case.variant != AGAIN]
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

@@ -112,11 +112,13 @@ def make_plan(
     return build(campaign, cases, facts, run or new_run_id(time.time()), forced=forced)
 
 
-def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller) -> int:
+def resume_run(
+    store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller, retry_failed: bool = False
+) -> int:
     """Go on with a run. Returns how many samples are kept: those of the same content, measured or failed for good.
 
-    What failed for a passing cause, or was measured with other settings, is set aside and measured again. ConfigError
-    where the run is still at work on this machine.
+    What failed for a passing cause (with `retry_failed` for any that was not expected), or was measured with other
+    settings, is set aside and measured again. ConfigError where the run is still at work on this machine.
     """
     before = store.manifest
     if before.status_now == "running" and before.controller.host == controller.host:
@@ -126,9 +128,10 @@ def resume_run(store: RunStore, plan: Plan, *, campaign_text: str, controller: C
     for sample in store.samples():
         key = (sample.round, sample.case, sample.host)
         # What preflight refused is looked at anew: it may be forced now, or the host may have changed.
-        failure = sample.failure
-        passing = failure is not None and (failure.klass in PASSING or failure.phase == "preflight")
-        if content.get(key) == sample.content and not passing:
+        lost = sample.failure
+        again = lost is not None and (lost.klass in PASSING or lost.phase == "preflight")
+        again = again or (retry_failed and lost is not None and not lost.expected)
+        if content.get(key) == sample.content and not again:
             kept += 1
         elif key in content:
             store.set_aside(sample)

@@ -194,22 +194,42 @@ def list_runs(results_dir: Path) -> list[RunSummary]:
 
 
 def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunStore:
-    """A run by id, by either end of its id, by its directory, or `last`. GpurunError where that is not one run."""
+    """A run by id, by either end of its id, by its directory, by a name that it was given (`name_run`), or `last`.
+    GpurunError where that is not one run."""
     if (Path(reference) / "manifest.json").is_file():
         return RunStore.open(Path(reference), secrets)
     runs = list_runs(results_dir)
     if not runs:
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
         raise GpurunError("there are no runs here yet", where=str(results_dir), hint=hint)
-    alike = runs[:1] if reference == "last" else []
+    given = names(results_dir).get(reference)
+    alike = runs[:1] if reference == "last" else [run for run in runs if given == f"{run.campaign}/{run.id}"]
     alike = alike or [run for run in runs if reference in (run.id, f"{run.campaign}/{run.id}")]
     alike = alike or [run for run in runs if reference and (run.id.startswith(reference) or run.id.endswith(reference))]
     if len(alike) == 1:
         return RunStore.open(Path(alike[0].dir), secrets)
     if alike:
-        names = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
-        raise GpurunError(f"`{reference}` could be {len(alike)} runs: {names}", where=str(results_dir))
+        some = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
+        raise GpurunError(f"`{reference}` could be {len(alike)} runs: {some}", where=str(results_dir))
     raise GpurunError(f"there is no run `{reference}`", where=str(results_dir), hint=_LIST_THEM)
+
+
+def names(results_dir: Path) -> dict[str, str]:
+    """The names that runs were given -> `campaign/run`."""
+    try:
+        return dict(json.loads((results_dir / "names.json").read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise GpurunError(f"cannot read the names of runs: {error}", where=str(results_dir / "names.json")) from error
+
+
+def name_run(results_dir: Path, store: RunStore, name: str) -> None:
+    """Let `name` stand for this run from now on, a baseline of last week for example; it may have stood for another."""
+    safe_name(name, "run")
+    given = names(results_dir) | {name: f"{store.manifest.campaign}/{store.manifest.run}"}
+    with _replacing(results_dir / "names.json", keep=False) as fresh:
+        _put(fresh, (json.dumps(given, indent=1, sort_keys=True) + "\n").encode())
 
 
 def safe_name(name: str, kind: str) -> str:

@@ -66,6 +66,8 @@ def verdict(effect: Effect) -> str:
         told = f" ({told})" if told else ""
     elif effect.expected:
         told = f"{told} (expected)"
+    elif effect.estimate is not None and effect.reason:  # compared although it should not be
+        told = f" ({effect.reason})"
     return f"{SYMBOLS[effect.verdict]} {effect.verdict}{told}"
 
 

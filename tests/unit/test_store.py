@@ -17,7 +17,7 @@ from gpurun.errors import ConfigError, ExitCode, GpurunError, NotReadyError
 from gpurun.manifest import Controller, Manifest
 from gpurun.redact import MASK, redact
 from gpurun.samples import Failure, Sample
-from gpurun.store import RunStore, find, list_runs, new_run_id
+from gpurun.store import RunStore, find, list_runs, name_run, names, new_run_id
 
 NOW = 1_796_000_000.0
 
@@ -110,6 +110,18 @@ def test_a_damaged_plan_is_told_with_its_path(tmp_path: Path, text: str) -> None
     with pytest.raises(GpurunError, match="no readable plan") as told:
         _ = store.plan
     assert told.value.where == str(store.directory / "plan.json")
+
+
+def test_a_run_can_be_named(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    name_run(tmp_path, store, "before-upgrade")
+    assert find(tmp_path, "before-upgrade").directory == store.directory
+    assert names(tmp_path) == {"before-upgrade": f"{store.manifest.campaign}/{store.manifest.run}"}
+    with pytest.raises(ConfigError):
+        name_run(tmp_path, store, "../x")
+    (tmp_path / "names.json").write_text("{")
+    with pytest.raises(GpurunError, match="cannot read the names"):
+        find(tmp_path, "before-upgrade")
 
 
 def test_a_resumed_run_keeps_its_earlier_plan(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from gpurun.result import FailOn
     help="wait for a host that another run holds",
 )
 @click.option("--resume", metavar="RUN", help="go on with this run: what was measured with the same content is kept")
+@click.option("--retry-failed", is_flag=True, help="with --resume: measure again what failed, whatever the cause")
 @options.as_json
 @options.color
 @click.option("--progress/--no-progress", default=None, help="live line or plain lines; default: by the terminal")
@@ -48,6 +49,7 @@ def command(
     fail_on: FailOn,
     wait: str,
     resume: str | None,
+    retry_failed: bool,
     as_json: bool,
     color: str,
     progress: bool | None,
@@ -64,9 +66,12 @@ def command(
     from gpurun.terminal.tables import results_table
 
     wait_s = _seconds(wait)
+    if retry_failed and resume is None:
+        raise click.UsageError("--retry-failed goes with --resume RUN")
     campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
-    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, force, command=["gpurun", *sys.argv[1:]])
+    command = ["gpurun", *sys.argv[1:]]
+    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, retry_failed, force, command)
     done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))

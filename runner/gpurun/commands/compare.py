@@ -30,21 +30,22 @@ from gpurun.terminal.tables import comparison_table
     show_envvar=True,
     help="regression: exit with 6 where the primary metric is worse.",
 )
-def command(run: str, other: str | None, results: Path, as_json: bool, fail_on: str) -> int:
+@click.option("--force", is_flag=True, help="compare two runs although tool, data, model or hosts differ; says so")
+def command(run: str, other: str | None, results: Path, as_json: bool, fail_on: str, force: bool) -> int:
     """Judge the variants of RUN against its baseline; or, with two runs, each variant of OTHER against that of RUN.
 
-    A run is named by its id, either end of it, its directory, or `last`.
+    A run is named by its id, either end of it, its directory, a name given with `gpurun runs name`, or `last`.
     """
-    effects = _two(results, run, other, as_json) if other else show_run(results, run, as_json).effects
+    effects = _two(results, run, other, as_json, force) if other else show_run(results, run, as_json).effects
     return int(ExitCode.REGRESSION if fail_on == "regression" and regressed(effects) else ExitCode.DONE)
 
 
-def _two(results_dir: Path, first: str, second: str, as_json: bool) -> list[Effect]:
+def _two(results_dir: Path, first: str, second: str, as_json: bool, force: bool) -> list[Effect]:
     stores = [find(results_dir, reference) for reference in (first, second)]
     before, after = (
         assess(store.plan, store.samples(), run=store.manifest.run, hosts=store.manifest.hosts) for store in stores
     )
-    effects = compare_runs(before, after)
+    effects = compare_runs(before, after, force=force)
     notes = ["the runs were not interleaved: whatever else changed between them is part of each effect"]
     engines = [
         ", ".join(f"{name} {version}" for name, version in sorted(store.manifest.engines.items())) or "unknown"

@@ -12,7 +12,7 @@ import click
 from gpurun.assess import Assessment, assess
 from gpurun.commands import options
 from gpurun.result import document
-from gpurun.store import find, list_runs
+from gpurun.store import find, list_runs, name_run
 from gpurun.terminal import Terminal
 from gpurun.terminal.tables import results_table, runs_table
 
@@ -44,6 +44,19 @@ def show(context: click.Context, run: str, results: Path | None, as_json: bool) 
     """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
     folder, json_too = context.obj  # options may stand before or after `show`
     show_run(results or folder, run, as_json or json_too)
+
+
+@command.command("name")
+@click.argument("run")
+@click.argument("name")
+@options.results(None)
+@click.pass_context
+def name(context: click.Context, run: str, name: str, results: Path | None) -> None:
+    """Let NAME stand for RUN: `gpurun runs name last before-upgrade`, later `gpurun compare before-upgrade last`."""
+    folder = results or context.obj[0]
+    store = find(folder, run)
+    name_run(folder, store, name)
+    Terminal().message(f"{name} is {store.manifest.run}")
 
 
 def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
