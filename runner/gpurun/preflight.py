@@ -17,7 +17,7 @@ from gpurun.engines import canonical
 from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding, Subject
 from gpurun.launch import Launch
-from gpurun.resolve import BASELINE
+from gpurun.resolve import AGAIN, BASELINE
 
 Check = Callable[[Subject], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (rules.check,)
@@ -80,7 +80,7 @@ def look(
 
 
 def _untold(campaign: Campaign, cases: Sequence[Case]) -> list[Finding]:
-    first = {case.variant: case.merged.plain for case in reversed(cases)}
+    first = {case.variant: case.merged.plain for case in reversed(cases) if case.variant != AGAIN}
     base = first.pop(BASELINE, None)
     of = ((name, settings) for name, settings in reversed(first.items()) if base is not None)
     found = [untold(name, campaign.variants[name].tests, list(differences(base, settings))) for name, settings in of]
