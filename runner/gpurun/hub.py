@@ -1,6 +1,6 @@
 """A model's description without the model: from its folder, its GGUF file, or the headers of its files on the hub.
 
-The reader is the one that hosts use, so that both say the same: a module of the role `run`, loaded from there.
+The reader is the one that hosts use, so that both say the same: a module of the role `facts`, loaded from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HINT = "a model is a folder with config.json, a .gguf file, a hub id such as `o
 @cache
 def headers() -> Any:
     """The module that reads headers."""
-    place = content() / "roles" / "run" / "module_utils" / "gpurun_model_headers.py"
+    place = content() / "roles" / "facts" / "module_utils" / "gpurun_model_headers.py"
     spec = importlib.util.spec_from_file_location("gpurun_model_headers", place)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,6 +6,7 @@ A check is a function from a Subject to Findings; those that refuse keep the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpurun import rules
@@ -16,18 +17,19 @@ from gpurun.config import Campaign
 from gpurun.engines import canonical
 from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding, Subject
+from gpurun.fit import check as fit
 from gpurun.launch import Launch
 from gpurun.resolve import AGAIN, BASELINE
 
 Check = Callable[[Subject], Iterable[Finding]]
-CHECKS: tuple[Check, ...] = (rules.check,)
+CHECKS: tuple[Check, ...] = (rules.check, fit.check)
 Refusals = dict[tuple[str, str], dict[str, Any]]
 """By host and case: what a planned sample says about why it is not tried."""
 
 
 def rule_names() -> tuple[str, ...]:
     """Whatever `--force` may name."""
-    return rules.names()
+    return (*rules.names(), *fit.NAMES)
 
 
 def check_forced(forced: Iterable[str]) -> None:
@@ -60,6 +62,9 @@ def look(
                 base = _baseline(case, cases)
                 baseline = None if base is None else _subject(base, launches[host, base.id], known)
                 subject = _subject(case, own, known, baseline)
+                same = [each.load.data for each in cases if launches[host, each.id].key == own.key]
+                lengths = [each.prompt_tokens + each.output_tokens for each in same if each.prompt_tokens]
+                subject = replace(subject, length=max(lengths, default=None))
                 seen[case.variant, own.key] = [
                     each.model_copy(update={"forced": each.rule in forced, "where": _where(campaign, case, each.flags)})
                     for check in CHECKS

@@ -52,8 +52,10 @@ class Session:
     def _preflight(self, *, loads: bool = False) -> dict[str, Mapping[str, Any]]:
         """The facts of each host; with `loads`, also of the one that sends its load."""
         self._emit(events.StageStarted("preflight"))
-        source = {"gpurun_load_hosts": steps.load_group(self._campaign)} if loads else {}
-        playbook = self._controller.start("preflight", {"gpurun_hosts": self._campaign.hosts, **source})
+        models = [case.server.model.path for case in self._cases if case.server.model and case.server.model.path]
+        source: dict[str, Any] = {"gpurun_load_hosts": steps.load_group(self._campaign)} if loads else {}
+        source |= {"gpurun_hosts": self._campaign.hosts, "facts_models": list(dict.fromkeys(models))}
+        playbook = self._controller.start("preflight", source)
         facts: dict[str, Mapping[str, Any]] = {}
         for event in self._follow(playbook):
             known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None

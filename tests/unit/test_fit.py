@@ -11,8 +11,10 @@ from tests.unit.models import LLAMA_8B, gguf, write
 
 from gpurun.engines import load_engine
 from gpurun.errors import ConfigError
+from gpurun.findings import Subject
 from gpurun.fit.budgets import fit
 from gpurun.fit.cards import gpus_of, read_gpus
+from gpurun.fit.check import check
 from gpurun.fit.flags import read_flags
 from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import Sizes, Split, knowledge, layer_kinds, sizes_of
@@ -351,3 +353,47 @@ def test_a_sentence_for_a_campaigns_lengths(llama: Sizes) -> None:
     asked = ask("sglang==0.5.9", "H100", "", llama, available_gib=63.6, total_gib=78.6)
     assert sentence(asked, fit(asked), 1024).endswith("405 requests of 1,024 tokens")
     assert sentence(ask("sglang", "H100"), Fit(engine="sglang")).startswith("cannot tell")
+
+
+CARDS = [{"name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}] * 2
+
+
+def subject(flags: str, model: dict[str, Any], **more: Any) -> Subject:
+    argv = ["python", "-m", "sglang.launch_server", "--model-path", "/m", *flags.split()]
+    facts = {"gpus": CARDS, "host": {"memory_bytes": 2**36}}
+    return Subject("sglang", more.pop("version", "0.5.9"), {}, {}, argv, model, facts, **more)
+
+
+def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
+    known = gpurun_model_headers.describe(write(tmp_path / "m", LLAMA_8B))
+    [note] = check(subject("--tp 2", known, length=4096))
+    assert (note.rule, note.severity) == ("fit", "note")
+    assert note.message.endswith("requests of 4,096 tokens")
+    override_, fits = check(subject("--tp 2 --mem-fraction-static 0.5", known))
+    assert override_.message.startswith("mem-fraction-static 0.5, SGLang would choose 0.8")
+    assert fits.severity == "note"
+    [refused] = check(subject("--tp 2 --mem-fraction-static 0.02", known))
+    assert (refused.severity, refused.klass) == ("refuse", "fit")
+    assert refused.advice == "leave out --mem-fraction-static (then 0.833)"
+    near = {"available_gib": None, **known}
+    [warned] = check(subject("--tp 2 --mem-fraction-static 0.09", near))
+    assert warned.severity == "warn"  # an estimate is not sure enough to refuse so close a thing
+    assert not list(check(subject("", {})))
+
+
+def test_what_was_measured_counts_for_the_same_division_only() -> None:
+    measured = {"available_gib": 21.71, "total_gib": 94}
+    base = subject("--tp 2", measured)
+    [note] = check(subject("--tp 2", measured, baseline=base))
+    assert "measured" in note.advice
+    assert not list(check(subject("--tp 1", measured, baseline=base)))
+
+
+def test_models_in_gpuruns_folder_and_named_ones_are_described(tmp_path: Path) -> None:
+    own = write(tmp_path / "models" / "llama-1", LLAMA_8B)
+    (own / ".complete").touch()
+    write(tmp_path / "models" / "unfinished", LLAMA_8B)
+    named = write(tmp_path / "elsewhere", LLAMA_8B)
+    (tmp_path / "broken").mkdir()
+    found = gpurun_model_headers.describe_all([str(named), str(tmp_path / "broken"), "/nowhere"], str(tmp_path))
+    assert set(found) == {str(own), str(named)}

@@ -14,6 +14,13 @@ options:
     description: Folder of gpurun on the host; its free disk space is reported.
     type: str
     default: ~/.gpurun
+  models:
+    description:
+      - Paths of models, whose headers are read where they are there already; so are those in C(home)/models.
+      - A model that cannot be read is left out.
+    type: list
+    elements: str
+    default: []
   limit_s:
     description: Seconds that nvidia-smi gets before it is taken to hang.
     type: float
@@ -37,13 +44,14 @@ gpurun_facts:
     gpus: {description: "One entry per GPU, in the order of nvidia-smi.", type: list}
     driver: {description: "Versions of driver, CUDA and kernel module; null without a driver.", type: dict}
     topology: {description: "Links between the devices, NUMA nodes, nearest adapters; null without GPUs.", type: dict}
+    models: {description: "Path: what the model's files say about its size.", type: dict}
     gpu_error: {description: "Null, or kind, message and advice.", type: dict}
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
 # isort: split
-from ansible.module_utils import gpurun_host, gpurun_smi
+from ansible.module_utils import gpurun_host, gpurun_model_headers, gpurun_smi
 
 
 def main() -> None:
@@ -51,6 +59,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "home": {"type": "str", "default": "~/.gpurun"},
+            "models": {"type": "list", "elements": "str", "default": []},
             "limit_s": {"type": "float", "default": 30.0},
         },
         supports_check_mode=True,
@@ -69,6 +78,7 @@ def main() -> None:
             "library": None,
             "gpu": None,
         }
+    facts["models"] = gpurun_model_headers.describe_all(module.params["models"], module.params["home"])
     module.exit_json(changed=False, gpurun_facts=facts, ansible_facts={"gpurun_facts": facts})
 
 

@@ -18,6 +18,22 @@ _KEPT = 4096  # longer arrays of a GGUF file (the vocabulary) are read over
 _LAYER = re.compile(r"\b(?:layers|h|blocks|blk)\.(\d+)\.")
 
 
+def describe_all(paths, home):
+    """Path -> description of each of these models, and of those in gpurun's folder, that can be read."""
+    own = sorted(Path(home).expanduser().glob("models/*/.complete"))
+    places = [str(Path(path).expanduser()) for path in paths]
+    for folder in (each.parent for each in own):
+        ggufs = sorted(str(each) for each in folder.rglob("*.gguf"))
+        places += [str(folder)] if (folder / "config.json").is_file() else ggufs
+    found = {}
+    for place in places:
+        try:
+            found[place] = describe(place)
+        except (ValueError, OSError):
+            continue
+    return found
+
+
 def describe(path):
     """The description of the model at `path`, a folder or a GGUF file. ValueError says what is wrong with it."""
     place = Path(path)

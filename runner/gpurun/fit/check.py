@@ -1,0 +1,115 @@
+"""Each server of a plan: does it fit, and what did somebody set in place of what the engine would choose itself? Pure.
+
+What is known of a model is in the host's facts, under `models`, by name or path: the description of its files, or what
+was measured on such a host (`available_gib`, `total_gib`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpurun.engines import load_engine
+from gpurun.findings import Finding, Subject
+from gpurun.fit.budgets import fit, has_budget
+from gpurun.fit.cards import gpus_of
+from gpurun.fit.flags import read_flags
+from gpurun.fit.question import Fit, Question
+from gpurun.fit.sizes import Sizes, knowledge, sizes_of
+from gpurun.fit.verdict import override, sentence, shortfall, smallest_change
+from gpurun.rules import visible_gpus
+
+NAMES = ("fit", "override")  # for `--force`
+# An estimate refuses a server only if it is out by more than this share of the memory; a measured value always does.
+_DOUBT = 0.05
+_SURE = ("sglang", "vllm", "trtllm")  # llama.cpp maps its weights, and may run from a file
+
+
+def question_of(
+    engine: str,
+    version: str | None,
+    argv: Sequence[str],
+    gpus: Sequence[Mapping[str, Any]],
+    model: Mapping[str, Any],
+    host_gib: float | None = None,
+) -> Question | None:
+    """What is to be asked about a server; None where nothing is known about its engine's memory."""
+    if not has_budget(engine):
+        return None
+    settings = read_flags(argv, load_engine(engine).flags, knowledge(engine)["flags"])
+    cards = gpus_of(gpus)
+    if cards is None and engine != "llamacpp":
+        return None
+    return Question(
+        engine,
+        version or load_engine(engine).default_version,
+        settings.values,
+        cards,
+        _sizes(model),
+        available_gib=model.get("available_gib"),
+        total_gib=model.get("total_gib"),
+        host_gib=host_gib if cards is None else None,
+    )
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """What the calculator says about a server: refused, warned of, or how many tokens it has room for."""
+    memory = subject.facts.get("host", {}).get("memory_bytes")
+    gpus = visible_gpus(subject.facts, subject.env)
+    question = question_of(
+        subject.engine, subject.version, subject.argv, gpus, subject.model, memory / 2**30 if memory else None
+    )
+    if question is None:
+        return
+    if subject.baseline is not None and question.available_gib is not None:
+        base = question_of(subject.engine, subject.version, subject.baseline.argv, gpus, {})
+        if base is not None and base.split != question.split:  # measured with another division of the weights
+            question = replace(question, available_gib=None)
+    found = fit(question)
+    own = override(question, found)
+    told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
+    if found.fits is False:
+        severity = "refuse" if _certain(question, found) else "warn"
+        advice = smallest_change(question) or "no single change that gpurun knows would make it fit"
+        message = own or f"does not fit: {shortfall(found)}"
+        yield _finding("fit", severity, message, advice, **told, **{"class": "fit"})
+        return
+    if own:
+        advice = "leave it out, unless it is what this variant tests"
+        yield _finding("override", "note", own, advice, **told)
+    if found.fits:
+        yield _finding("fit", "note", sentence(question, found, subject.length), _basis(question, found), **told)
+
+
+def _certain(question: Question, found: Fit) -> bool:
+    if question.available_gib is not None:
+        return True
+    if question.engine not in _SURE:
+        return False
+    if (found.rest_gib or 0) <= 0:
+        return -(found.rest_gib or 0) > _DOUBT * (found.total_gib or 0)
+    return (found.kv_tokens or 0) < (1 - 4 * _DOUBT) * (found.context or 0)
+
+
+def _basis(question: Question, found: Fit) -> str:
+    """What a prediction rests on."""
+    how = "measured" if question.available_gib is not None else "estimated"
+    parts = [
+        f"{found.available_gib:.1f} GiB free after the weights ({how}), {found.rest_gib:.1f} of them for the cache"
+    ]
+    parts += [f"{found.weights_gib:.1f} GiB of weights"] if found.weights_gib is not None else []
+    return ", ".join([*parts, *found.notes])
+
+
+def _finding(rule: str, severity: str, message: str, advice: str, **more: Any) -> Finding:
+    return Finding.model_validate({"rule": rule, "severity": severity, "message": message, "advice": advice, **more})
+
+
+def _sizes(model: Mapping[str, Any]) -> Sizes | None:
+    if not model.get("config") or not model.get("tensors"):
+        return None
+    try:
+        return sizes_of(model, str(model.get("name") or ""))
+    except (ValueError, TypeError, KeyError):  # a config.json of a kind that nobody has seen
+        return None
