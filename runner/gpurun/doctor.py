@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from gpurun.reachability import explain
-from gpurun.template import render
+from gpurun.template import TemplateError, render
 
 State = Literal["ok", "warn", "fail"]
 HERE = "this machine"
@@ -53,19 +54,23 @@ def of_host(host: str, seen: Seen) -> list[Finding]:
     if seen.trouble or seen.facts is None:
         trouble = explain(seen.trouble or "it was not looked at")
         found = [Finding(host, "reach", "fail", trouble.message, trouble.fix or _BY_HAND)]
-    if seen.facts is None:
-        return found
-    processes = [one for gpu in seen.facts["gpus"] for one in gpu["processes"]]
+    return found if seen.facts is None else found + look_at(host, seen.facts, seen)
+
+
+def look_at(host: str, facts: Mapping[str, Any], seen: Seen | None = None) -> list[Finding]:
+    """The findings about a host from its facts, which may be a description that leaves things out."""
+    seen = seen or Seen(skew_s=facts.get("skew_s") or 0.0)
+    processes = [one for gpu in facts.get("gpus") or () for one in gpu.get("processes") or ()]
     ours = {one.get("pid") for one in seen.left}
     known = {
-        **seen.facts,
-        "python": version(seen.facts["host"]["python"]["version"]),
+        **facts,
+        "python": version(str((facts["host"].get("python") or {}).get("version"))),
         "strangers": [f"pid {one['pid']} of {one['user']}" for one in processes if one["pid"] not in ours],
         "lock": seen.lock,
         "left": seen.left,
         "skew_s": seen.skew_s,
     }
-    return found + _judge(host, "host", known)
+    return _judge(host, "host", known)
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -74,16 +79,25 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _judge(where: str, part: str, known: Mapping[str, Any]) -> list[Finding]:
-    def holds(rule: Mapping[str, str], key: str, otherwise: bool) -> bool:
-        return render(rule[key], known) == "True" if key in rule else otherwise
-
     found = []
     for rule in _rules()[part]:
-        if holds(rule, "when", True):
-            state: State = "fail" if holds(rule, "fail", False) else "warn" if holds(rule, "warn", False) else "ok"
-            fix = "" if state == "ok" else render(rule["fix"], known)
-            found.append(Finding(where, rule["check"], state, render(rule["say"], known), fix))
+        # What rests on facts that are not there is left out.
+        with contextlib.suppress(*((TemplateError,) if part == "host" else ())):
+            found += [one] if (one := _apply(where, rule, known)) is not None else []
     return found
+
+
+def _apply(where: str, rule: Mapping[str, str], known: Mapping[str, Any]) -> Finding | None:
+    def holds(key: str, otherwise: bool, **more: Any) -> bool:
+        return render(rule[key], {**known, **more}) == "True" if key in rule else otherwise
+
+    if not holds("when", True) or ("gpu" in rule and not known["gpus"]):
+        return None
+    bad = [str(gpu["index"]) for gpu in known["gpus"] if holds("gpu", False, gpu=gpu)] if "gpu" in rule else []
+    known = {**known, "bad": bad}
+    state: State = "fail" if holds("fail", False) else "warn" if bad or holds("warn", False) else "ok"
+    fix = "" if state == "ok" else render(rule["fix"], known)
+    return Finding(where, rule["check"], state, render(rule["say"], known), fix)
 
 
 @cache

@@ -14,6 +14,7 @@ from gpurun.cases import Case
 from gpurun.changes import differences, untold
 from gpurun.complaints import nearest
 from gpurun.config import Campaign
+from gpurun.doctor import look_at
 from gpurun.engines import canonical
 from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding, Subject
@@ -81,7 +82,17 @@ def look(
         each.model_copy(update={"variants": tuple(variants), "hosts": tuple(hosts)})
         for each, (variants, hosts) in found.items()
     ]
-    return [*_untold(campaign, cases), *told], refused
+    return [*_of_hosts(facts), *_untold(campaign, cases), *told], refused
+
+
+def _of_hosts(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """What is wrong with the hosts themselves, as `gpurun doctor` says it."""
+    return [
+        Finding(rule=one.check, severity="warn", message=one.message, advice=one.fix, hosts=(host,))
+        for host, known in facts.items()
+        for one in look_at(host, known)
+        if one.state != "ok"
+    ]
 
 
 def _untold(campaign: Campaign, cases: Sequence[Case]) -> list[Finding]:

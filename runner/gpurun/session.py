@@ -57,18 +57,18 @@ class Session:
         source |= {"gpurun_hosts": self._campaign.hosts, "facts_models": list(dict.fromkeys(models))}
         playbook = self._controller.start("preflight", source)
         facts: dict[str, Mapping[str, Any]] = {}
+        asked: dict[str, float] = {}
         for event in self._follow(playbook):
+            if event.kind == "start":
+                asked[event.host] = time.time()
             known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
             if known is not None:
-                facts[event.host] = known
+                clock = float(known["host"]["clock_unix"])  # it was read in between
+                facts[event.host] = {**known, "skew_s": max(0.0, asked[event.host] - clock, clock - time.time())}
         self._note_lost(playbook.outcome)
         facts = {host: known for host, known in facts.items() if host not in self._lost}
         if not facts:
             raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
-        for host, known in facts.items():
-            busy, cpus = known["host"].get("load1") or 0, known["host"].get("cpus") or 1
-            if busy > cpus:  # what is measured then is hardly worth a verdict
-                self._emit(events.Notice(f"busy with something else: load average {busy:.1f} on {cpus} CPUs", host))
         if loads:
             self._load_hosts = steps.load_hosts(self._campaign, facts)
         return facts
@@ -78,11 +78,8 @@ class Session:
         for each in findings:
             if each.severity != "note":
                 who = ", ".join(each.variants)
-                self._emit(
-                    events.Notice(
-                        f"{who + ': ' if who else ''}{each.verb}: {each.message} ({each.rule}); {each.advice}"
-                    )
-                )
+                what = f"{who + ': ' if who else ''}{each.verb}: {each.message} ({each.rule}); {each.advice}"
+                self._emit(events.Notice(what, each.hosts[0] if len(each.hosts) == 1 else None))
 
     def _with_load_hosts(self, hosts: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*hosts, *self._load_hosts.values()]))

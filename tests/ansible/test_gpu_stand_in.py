@@ -40,6 +40,8 @@ def test_eight_pcie_gpus(smi: Any) -> None:
     assert (first["power"]["limit_w"], first["ecc"]["enabled"], first["persistence"]) == (600.0, True, True)
     assert facts["topology"]["nvlink"] is False
     assert facts["topology"]["numa_nodes"] == {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]}
+    assert facts["topology"]["p2p"]["GPU0"] == {f"GPU{n}": "OK" for n in range(1, 8)}
+    assert (first["pcie"]["card_width"], first["iommu"]) == (16, None)  # there is no such device here
 
 
 def test_nvlink_and_unified_memory(smi: Any) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils import gpurun_host
 from click.testing import CliRunner
 
+from gpurun import doctor
 from gpurun.commands.doctor import command
 from gpurun.doctor import Finding, Seen, of_here, of_host, version
 
@@ -85,6 +87,56 @@ def test_a_host(check: str, change: dict[str, Any], state: str, said: str) -> No
     found = one(of_host("a", Seen(facts(**change))), check)
     assert (found.where, found.state) == ("a", state)
     assert said in found.message and bool(found.fix) == (state != "ok")
+
+
+def eight(**changes: Any) -> dict[str, Any]:
+    """The facts of eight healthy GPUs, as nvidia-smi's stand-in gives them, with something else about the third."""
+    path = Path(__file__).parents[2] / "campaigns/hosts/8x-rtx-pro-6000.json"
+    found = json.loads(path.read_text())["hosts"]["rtx-pro-6000"]
+    for gpu in found["gpus"]:
+        gpu["pcie"]["card_width"] = gpu["pcie"]["width_max"]
+        gpu["iommu"] = "identity"
+        gpu.update(reset_required=False, recovery_action=None)
+    links = {name: dict.fromkeys(row, "OK") for name, row in found["topology"]["links"].items()}
+    found["topology"]["p2p"] = links
+    found["gpus"][2].update(changes)
+    return {**facts(), **{key: found[key] for key in ("gpus", "driver", "topology")}}
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "said"),
+    [
+        ("iommu", {"iommu": "DMA-FQ"}, "translates"),
+        ("pcie", {"pcie": {"width": 8, "card_width": 16}}, "GPU 2 "),
+        ("persistence", {"persistence": False}, "GPU 2"),
+        ("ecc", {"ecc": {"enabled": True, "uncorrected_volatile": 3}}, "GPU 2 "),
+        ("ecc-alike", {"ecc": {"enabled": False}}, "off for others"),
+        ("throttle", {"throttle_reasons": ["gpu_idle", "hw_thermal_slowdown"]}, "GPU 2 "),
+        ("power-limit", {"power": {"limit_w": 300.0, "default_limit_w": 600.0}}, "GPU 2 "),
+        ("clocks", {"throttle_reasons": ["applications_clocks_setting"]}, "GPU 2 "),
+        ("gpu-health", {"reset_required": True}, "GPU 2"),
+    ],
+)
+def test_a_gpu(check: str, change: dict[str, Any], said: str) -> None:
+    well = one(of_host("a", Seen(eight())), check)
+    assert (well.state, well.fix) == ("ok", "")
+    found = one(of_host("a", Seen(eight(**change))), check)
+    assert found.state == "warn" and found.fix and said in found.message
+
+
+def test_gpus_without_peer_access() -> None:
+    known = eight()
+    assert one(of_host("a", Seen(known)), "p2p").state == "ok"
+    known["topology"]["p2p"]["GPU1"]["GPU5"] = "CNS"
+    found = one(of_host("a", Seen(known)), "p2p")
+    assert found.state == "warn" and found.message.startswith("GPU 1 ")
+
+
+def test_every_rule_about_hosts_finds_its_facts() -> None:
+    """A rule whose facts are not there is left out, so that a misspelt one would be, too."""
+    rules = yaml.safe_load((Path(doctor.__file__).parent / "data" / "doctor.yml").read_text())["host"]
+    found = {finding.check for finding in of_host("a", Seen(eight()))}
+    assert {rule["check"] for rule in rules} - found == {"gpu-free"}  # nobody is on the GPUs
 
 
 def test_a_broken_driver_has_the_advice_of_the_facts() -> None:

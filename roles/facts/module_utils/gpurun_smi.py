@@ -37,6 +37,7 @@ _CALLS = {
     "csv": ["--query-gpu=" + ",".join(_COLUMNS), "--format=csv"],
     "list": ["-L"],
     "topo": ["topo", "-m"],
+    "p2p": ["topo", "-p2p", "r"],
 }
 
 
@@ -68,12 +69,19 @@ def collect(nvidia_smi: str, limit_s: float) -> dict[str, object]:
     if gpus:
         _complete(gpus, parse_csv(answers["csv"][1]), parse_list(answers["list"][1]))
     topology = parse_topology(answers["topo"][1])
+    if topology is not None:  # the same kind of matrix: OK, or why one GPU cannot read another's memory
+        topology["p2p"] = (parse_topology(answers["p2p"][1]) or {}).get("links")
     for gpu in gpus:
         place = (topology or {}).get("gpus", {}).get(f"GPU{gpu['index']}", {})  # type: ignore[attr-defined]
         gpu["cpu_affinity"] = place.get("cpu_affinity")
         gpu["numa_node"] = place.get("numa_node")
         if gpu["numa_node"] is None:
             gpu["numa_node"] = _numa_node(gpu.get("pci_bus_id"))
+        device = f"/sys/bus/pci/devices/{gpu.get('pci_bus_id')}"
+        # `identity`: the IOMMU passes addresses through; `DMA`, `DMA-FQ`: it translates them, also between GPUs.
+        gpu["iommu"] = _read(f"{device}/iommu_group/type") or None
+        # The card's own; nvidia-smi's maximum is that of card and slot together.
+        gpu["pcie"]["card_width"] = whole(_read(f"{device}/max_link_width")) or gpu["pcie"].get("width_max")  # type: ignore[index,attr-defined]
         for process in gpu["processes"]:  # type: ignore[attr-defined]
             process["user"] = _owner(process["pid"])
     known = {**_module_version(), **{key: value for key, value in driver.items() if value is not None}}

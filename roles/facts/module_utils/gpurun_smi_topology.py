@@ -22,6 +22,8 @@ def parse_topology(output: str) -> dict[str, object] | None:
     numa_nodes   {"0": [0, 1, 2, 3], ...}: GPU indices by NUMA node
     nvlink       True where any two GPUs are joined by NVLink
     nic_names    {"NIC0": "mlx5_0", ...}
+
+    The matrix of `topo -p2p r` reads alike: its links are OK, or why one GPU cannot read the other's memory.
     """
     lines = [_ANSI.sub("", line).rstrip() for line in output.splitlines()]
     head = next((n for n, line in enumerate(lines) if re.match(r"^\s*GPU\d+\b", line) and "Affinity" in line), None)
