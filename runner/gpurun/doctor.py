@@ -91,7 +91,7 @@ def _apply(where: str, rule: Mapping[str, str], known: Mapping[str, Any]) -> Fin
     def holds(key: str, otherwise: bool, **more: Any) -> bool:
         return render(rule[key], {**known, **more}) == "True" if key in rule else otherwise
 
-    if not holds("when", True) or ("gpu" in rule and not known["gpus"]):
+    if not holds("when", True) or ("gpu" in rule and not known.get("gpus")):
         return None
     bad = [str(gpu["index"]) for gpu in known["gpus"] if holds("gpu", False, gpu=gpu)] if "gpu" in rule else []
     known = {**known, "bad": bad}
