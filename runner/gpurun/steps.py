@@ -22,6 +22,7 @@ from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest, RunStatus
 from gpurun.plan import Plan, build
 from gpurun.plan import load_hosts as planned_load_hosts
+from gpurun.report import write as write_report
 from gpurun.result import FailOn
 from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
@@ -267,7 +268,7 @@ def close_run(
     host_failed: bool = False,
     cut_short: GpurunError | None = None,
 ) -> tuple[dict[str, Any], Assessment, ExitCode]:
-    """Judge what is home, store the result, end the manifest. Returns the document, the judgement, the exit code.
+    """Judge what is home; store result, end and report. Returns the document, the judgement, the exit code.
 
     `cut_short` is the error that ended the run early.
     """
@@ -279,6 +280,7 @@ def close_run(
     store.write_result(document)
     ended: RunStatus = "interrupted" if status == "interrupted" else "failed" if code else "done"
     store.set_status(ended, now=time.time(), exit_code=int(code))
+    write_report(store, report)
     return document, report, code
 
 

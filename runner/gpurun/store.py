@@ -127,6 +127,11 @@ class RunStore:
         """The result document."""
         self._write("result.json", self._json(document))
 
+    def write_derived(self, name: str, text: str) -> Path:
+        """What can be made again from the rest, such as a report: it takes the place of an earlier one."""
+        self._write(name, redact_bytes(text.encode(errors="surrogateescape"), self._secrets), keep=False)
+        return self.directory / name
+
     def append_event(self, record: Mapping[str, Any]) -> None:
         """One line to `events.jsonl`, in one write, so that lines never mix and only the last can be cut short."""
         line = json.dumps(redact_tree(record, self._secrets), default=str, sort_keys=True) + "\n"
@@ -150,6 +155,10 @@ class RunStore:
             _put(fresh / "sample.json", self._json(record))
             _sync(fresh)
         return place
+
+    def file(self, sample: Sample, name: str) -> Path:
+        """One of a sample's files."""
+        return self._place(sample.round, sample.case, sample.host) / safe_name(name, "file")
 
     def set_aside(self, sample: Sample) -> None:
         """Keep a sample under another name, so that it can be measured again."""

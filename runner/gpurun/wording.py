@@ -101,10 +101,13 @@ def circumstances(report: Assessment, cases: Sequence[Case]) -> list[str]:
 
 
 def answers(report: Assessment) -> Iterator[tuple[str, str]]:
-    """For each benchmark and point of the axes, its label and what came out, in one sentence."""
+    """What came out, in one sentence, and the labels of the points at which it did."""
+    told = []
     for cases in group(report.cases, lambda case: case.point).values():
         ids = {case.id for case in cases}
-        yield cases[0].label, _answer(report, [e for e in report.effects if e.primary and e.case.id in ids])
+        told.append((cases[0].label, _answer(report, [e for e in report.effects if e.primary and e.case.id in ids])))
+    for sentence, alike in group(told, lambda one: one[1]).items():
+        yield ", ".join(label for label, _ in alike), sentence
 
 
 def _answer(report: Assessment, effects: Sequence[Effect]) -> str:
@@ -119,6 +122,8 @@ def _answer(report: Assessment, effects: Sequence[Effect]) -> str:
         parts.append(f"{ranked[0].case.variant} is better: {what} {changes(ranked[:1])[0].strip()}")
         if ranked[1:]:
             parts.append(f"so are {_names(ranked[1:])}" if ranked[2:] else f"so is {_names(ranked[1:])}")
+    elif len(by.get("not comparable", [])) == len(effects):
+        return f"Nothing can be compared: {effects[0].reason}."
     elif len(by.get("failed", [])) == len(effects):
         return "No variant could be measured: each one failed."
     elif set(by) <= {"worse", "failed", "no difference found"}:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from gpurun.manifest import Controller, Manifest
 from gpurun.samples import Sample
+from gpurun.store import RunStore
 
 FAILURE = {
     "class": "bad_flag",
@@ -82,3 +89,80 @@ def samples(
                         }
                     found.append(Sample.model_validate(fields))
     return found
+
+
+def run(
+    folder: Path,
+    numbers: Mapping[str, Sequence[float | None]] = NUMBERS,
+    points: Sequence[int] = (4,),
+    hosts: Sequence[str] = ("localhost",),
+    requests: int = 32,
+    sensors: bool = True,
+    hostile: str = "",
+    secrets: Sequence[str] = (),
+) -> RunStore:
+    """A whole run in `folder`, as a bench leaves it, with each sample's own files. `hostile` is put wherever text can
+    come from outside: a log, an answer, the campaign, a host's facts."""
+    document = {**plan(numbers, points, hosts, rounds=len(numbers["baseline"])), "order": "rotated"}
+    server = {"engine": "llamacpp", "flags": {"threads": 4, "note": hostile or "none"}}
+    document["cases"] = [
+        {"variant": name, "settings": {"server": {**server, "flags": {**server["flags"], "threads": index + 1}}}}
+        for index, name in enumerate(numbers)
+    ]
+    facts = {"host": {"cpus": 32, "cpu_model": f"EPYC 9554{hostile}", "memory_bytes": 2**38, "kernel": "6.1"}}
+    facts["gpus"] = [{"name": "RTX PRO 6000", "memory_total_mib": 97887}] * 8
+    manifest = Manifest(
+        run="20261130-1204-a1f3",
+        campaign="quickstart",
+        status="done",
+        started_at="2026-11-30T12:04:31Z",
+        ended_at="2026-11-30T12:31:02Z",
+        controller=Controller(host="desk", pid=4711),
+        command=["gpurun", "bench", "-c", "campaign.yml"],
+        hosts=dict.fromkeys(hosts, facts),
+        engines={"llamacpp": "0.9.0"},
+    )
+    variants = {name: {"description": f"Why {name}? {hostile}"} for name in numbers if name != "baseline"}
+    campaign = {"name": "quickstart", "description": f"Which settings matter? {hostile}", "variants": variants}
+    store = RunStore.create(folder, yaml.safe_dump(campaign, sort_keys=False), manifest, secrets)
+    store.write_plan(document)
+    noise = random.Random(7)
+    for sample in samples(numbers, points, hosts):
+        (point,) = sample.axes.values()
+        sample = _loaded(sample, point)
+        files = {"server.log": f"load_model: ready {hostile}\n".encode()}
+        if sample.failure is not None:
+            failure = sample.failure.model_copy(update={"proof": f"{sample.failure.proof} {hostile}".strip()})
+            sample = sample.model_copy(update={"failure": failure, "taints": [hostile] if hostile else []})
+        else:
+            files["raw.json"] = _raw(sample, requests, noise)
+            files |= {"telemetry.csv": _sensors(sample, noise)} if sensors else {}
+        store.write_sample(sample, files)
+    return store
+
+
+def _loaded(sample: Sample, point: int) -> Sample:
+    """More at once: more throughput, and longer waits."""
+    if not sample.metrics:
+        return sample
+    rate = sample.metrics["output_tok_per_s"] * point / (1 + point / 24)
+    known = {"output_tok_per_s": rate}
+    for name, value in (("ttft", 90.0 + 11 * point), ("tpot", 1e3 * point / rate), ("e2e", 2e3 + 90 * point)):
+        known |= {f"{name}_{part}_ms": value * scale for part, scale in (("p50", 1.0), ("p90", 1.3), ("p99", 1.9))}
+    return sample.model_copy(update={"metrics": known})
+
+
+def _raw(sample: Sample, requests: int, noise: random.Random) -> bytes:
+    first, whole = (sample.metrics[name] / 1e3 for name in ("ttft_p50_ms", "e2e_p50_ms"))
+    found = []
+    for _ in range(requests):
+        spread = noise.lognormvariate(0, 0.35)
+        found.append({"ok": True, "intended": 0.0, "first": first * spread, "end": whole * spread})
+    return json.dumps({"schema": "gpurun.load/1", "requests": found}).encode()
+
+
+def _sensors(sample: Sample, noise: random.Random) -> bytes:
+    lines = ["time,gpu0_power_w,gpu0_sm_mhz,gpu0_temperature_c"]
+    warm = 48 + 6 * sample.round
+    lines += [f"{second},{540 + noise.gauss(0, 9):.1f},{2600 - 9 * warm},{warm}" for second in range(5)]
+    return "\n".join(lines).encode()

@@ -35,6 +35,7 @@ EDGE = (
     "interrupts",
     "manifest",
     "hub",
+    "report",
 )
 OUTSIDE = ("subprocess", "click", "rich", "ansible_runner", "ansible", "socket", "threading", "signal")
 

@@ -77,7 +77,7 @@ def command(
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
     else:
         terminal.show(results_table(done.report))
-        terminal.message(f"results: {done.store.directory}")
+        terminal.message(f"results: {done.store.directory}\nreport:  {done.store.directory / 'report.html'}")
     return int(done.exit_code)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,43 @@ from gpurun.terminal.tables import results_table, runs_table
 @click.group("runs", invoke_without_command=True)
 @options.results("results")
 @options.as_json
+@click.option("--campaign", metavar="PATTERN", help="only of these campaigns, such as `nightly*`")
+@click.option(
+    "--status", type=click.Choice(["running", "done", "failed", "interrupted", "unreadable"]), help="only these"
+)
+@click.option(
+    "--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]), help="only those that began then or later (UTC)"
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="only the newest N of them")
 @click.pass_context
-def command(context: click.Context, results: Path, as_json: bool) -> None:
+def command(
+    context: click.Context,
+    results: Path,
+    as_json: bool,
+    campaign: str | None,
+    status: str | None,
+    since: datetime | None,
+    last: int | None,
+) -> None:
     """List stored runs, newest first; `show` prints one again."""
     context.obj = results, as_json
     if context.invoked_subcommand is not None:
         return
-    runs = list_runs(results)
+    from_then = since.isoformat() if since else ""
+    runs = [
+        run
+        for run in list_runs(results)
+        if fnmatchcase(run.campaign, campaign or "*")
+        and status in (None, run.status)
+        and (run.started_at or "") >= from_then
+    ][:last]
     if as_json:
         print_json({"schema": "gpurun.runs/1", "runs": [asdict(run) for run in runs]})
     elif runs:
         Terminal().show(runs_table(runs))
     else:
-        Terminal().message(f"no runs in {results}; `gpurun bench --config FILE` makes one")
+        told = f"no such runs in {results}" if any((campaign, status, since)) else f"no runs in {results}"
+        Terminal().message(f"{told}; `gpurun bench --config FILE` makes one")
 
 
 @command.command("show")
