@@ -52,7 +52,7 @@ def test_parquet_is_the_same_table_with_types(tmp_path: Path) -> None:
     assert {value.as_py() for value in table["failure_expected"]} == {True, None}
 
 
-def tests_of(kind: dict[str, ElementTree.Element], tag: str) -> set[str]:
+def having(kind: dict[str, ElementTree.Element], tag: str) -> set[str]:
     return {name for name, test in kind.items() if test.find(tag) is not None}
 
 
@@ -69,9 +69,9 @@ def test_junit_shows_variants_as_tests(strict: bool) -> None:
     at = [{str(test.get("name")): test for test in suite.iter("testcase")} for suite in suites]
     assert list(at[0]) == list(stored.NUMBERS)
     worse = {"one-thread"} if strict else set()
-    assert tests_of(at[0], "failure") == worse
-    assert tests_of(at[1], "failure") == worse | {"ngram"}
-    assert tests_of(at[0], "skipped") == {"too-many"}
+    assert having(at[0], "failure") == worse
+    assert having(at[1], "failure") == worse | {"ngram"}
+    assert having(at[0], "skipped") == {"too-many"}
     failure = at[1]["ngram"].find("failure")
     assert failure is not None and failure.get("type") == "oom_gpu"
     assert failure.text and "out of � memory <&>" in failure.text
