@@ -31,6 +31,7 @@ from gpurun.events import (
 from gpurun.samples import Sample
 from gpurun.store import RunSummary
 from gpurun.terminal import Terminal, plain_text, wants_color
+from gpurun.terminal.live import LiveObserver
 from gpurun.terminal.plain import PlainObserver
 from gpurun.terminal.progress import Progress
 from gpurun.terminal.tables import comparison_table, results_table, runs_table
@@ -257,6 +258,34 @@ def test_the_time_left_learns_from_finished_samples() -> None:
         guesses.append(abs(left - 3.0 * (20 - done)))
     assert guesses[-1] < 1.0
     assert guesses == sorted(guesses, reverse=True)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_live_table_has_a_state_for_every_host(width: int) -> None:
+    observer = LiveObserver(Terminal("never", io.StringIO(), io.StringIO())._err)
+    hosts = ("gpu-1", "gpu-2", "gpu-3", "gpu-4")
+    start = RunStarted("20261130-1204-a1f3", "quickstart", "results/x", 5, 25, hosts, 1000.0)
+
+    def at(host: str) -> Where:
+        return Where(2, "fp8-kv", "chat@64", host)
+
+    for event in (
+        start,
+        SampleStage(at("gpu-1"), "measuring"),
+        SampleProgress(at("gpu-1"), 120, 320),
+        *(SampleFinished(at(host), measured().sample, f"5 39{i} tok/s") for i, host in enumerate(hosts[1:3])),
+        SampleStage(at("gpu-2"), "starting"),
+        SampleProgress(at("gpu-2"), detail="Loading safetensors checkpoint shards:  50% Completed \x1b[2J | 4/8"),
+        SampleFinished(at("gpu-1"), failed(False).sample),
+        SampleStage(at("gpu-1"), "measuring"),
+        SampleProgress(at("gpu-1"), 120, 320),
+        HostLost("gpu-4", "unreachable"),
+    ):
+        observer.on_event(event, NOON)
+    observer.close()
+    shown = plain_text(observer.block(NOON + 65), width)
+    assert max(map(len, shown.splitlines())) <= width
+    golden(f"live-{width}.txt", shown)
 
 
 def test_a_live_block_on_a_terminal_leaves_no_trace_but_failures() -> None:

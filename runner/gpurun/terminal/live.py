@@ -1,13 +1,14 @@
-"""One live block at the bottom of a terminal: overall progress, and what each host does now."""
+"""One live block at the bottom of a terminal: overall progress, and a table of what each host does now."""
 
 from __future__ import annotations
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from gpurun.events import Event, HostLost, Notice, RunFinished, RunStarted, SampleFinished, StageStarted
-from gpurun.terminal.progress import Progress
+from gpurun.terminal.progress import HostRow, Progress
 from gpurun.text import about, duration, escape
 
 _MIN_REDRAW_S = 0.1
@@ -40,9 +41,16 @@ class LiveObserver:
         """Redraw, so that the clocks go on."""
         if self._live is not None:
             self._drawn = now
-            lines = [self._overall(now), *(f"  {line}" for line in self._progress.activities(now))]
-            block = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-            self._live.update(block, refresh=True)
+            self._live.update(self.block(now), refresh=True)
+
+    def block(self, now: float) -> Group:
+        """The overall line, and the table of hosts; lines are cut at the width, never wrapped."""
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim", expand=True)
+        for name in HostRow._fields:
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "progress" else None)
+        for row in self._progress.rows(now):
+            table.add_row(*row)
+        return Group(Text(self._overall(now), no_wrap=True, overflow="ellipsis"), table)
 
     def close(self) -> None:
         """Take the block away and give the cursor back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpurun import events
 from gpurun.text import about, duration, escape, number, plural, shorten
@@ -18,6 +19,17 @@ class _Activity:
     stage: str
     since: float
     detail: str = ""
+    sample: str = ""
+
+
+class HostRow(NamedTuple):
+    """What the live table says of a host, each text ready to be shown."""
+
+    host: str
+    state: str
+    sample: str
+    last: str
+    progress: str
 
 
 class Progress:
@@ -27,6 +39,7 @@ class Progress:
         self.round = self.rounds = self.samples = self.done = 0
         self.started: float | None = None
         self.last_number = ""
+        self._last: dict[str, str] = {}  # by host: its last number, or why there is none
         self._hosts: tuple[str, ...] = ()
         self._active: dict[str, _Activity] = {}
         self._estimate_s: float | None = None
@@ -56,7 +69,8 @@ class Progress:
             case events.SampleStage(where, stage, detail):
                 self._active.pop("", None)
                 self.round, self._first_sample = where.round, self._first_sample or now
-                self._active[where.host] = _Activity(self._place(where), stage, now)
+                sample = f"{where.variant} {where.label}"
+                self._active[where.host] = _Activity(self._place(where), stage, now, sample=sample)
                 return f"{self._place(where)}  {stage}" + (f" ({detail})" if detail else "")
             case events.SampleProgress(where, done, total, unit, detail):
                 if where.host in self._active:
@@ -67,10 +81,13 @@ class Progress:
                 self._active.pop(where.host, None)
                 self.done += 1
                 self.last_number = event.number or self.last_number
+                failure = event.sample.failure
+                self._last[where.host] = f"✗ {failure.klass}" if failure else event.number
                 self._first_sample, self._last_finish = self._first_sample or now, now
                 return f"{self._place(where)}  {_outcome(event)}  ({self.standing(now)})"
             case events.HostLost(host, reason):
                 self._active.pop(host, None)
+                self._last[host] = "✗ lost"
                 others = "; the others go on" if len(self._hosts) > 1 else ""
                 return f"host {host} drops out: {shorten(reason, 300)}{others}"
             case events.Notice(message, host):
@@ -91,6 +108,20 @@ class Progress:
             lines.append(escape(line) + (f": {shorten(host.detail, 80)}" if host.detail else ""))
         more = len(self._active) - _MOST_HOSTS
         return [*lines, f"and {plural(more, 'more host')}"] if more > 0 else lines
+
+    def rows(self, now: float) -> list[HostRow]:
+        """A row for each host, each in its place; of a large fleet a few that are at work, and how many more there are."""
+        names = list(dict.fromkeys((*self._hosts, *self._active)))
+        if len(names) > _MOST_HOSTS:
+            names.sort(key=lambda name: name not in self._active)
+        rows = []
+        for name in names[:_MOST_HOSTS]:
+            doing, last = self._active.get(name), self._last.get(name, "")
+            state = f"{doing.stage} {duration(now - doing.since)}" if doing else "waiting" if self.samples else ""
+            told = (name, state, doing.sample if doing else "", last, shorten(doing.detail, 120) if doing else "")
+            rows.append(HostRow(*map(escape, told)))
+        more = len(names) - _MOST_HOSTS
+        return [*rows, HostRow(f"and {plural(more, 'more host')}", "", "", "", "")] if more > 0 else rows
 
     def standing(self, now: float) -> str:
         """Such as `3/25 samples, about 75 s left`."""
