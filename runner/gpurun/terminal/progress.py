@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpurun import events
 from gpurun.text import about, duration, escape, number, plural, shorten
 
+_LOST = "✗ lost"
 _MOST_HOSTS = 8  # a large fleet must not fill the screen, or the log
 
 
@@ -87,7 +88,7 @@ class Progress:
                 return f"{self._place(where)}  {_outcome(event)}  ({self.standing(now)})"
             case events.HostLost(host, reason):
                 self._active.pop(host, None)
-                self._last[host] = "✗ lost"
+                self._last[host] = _LOST
                 others = "; the others go on" if len(self._hosts) > 1 else ""
                 return f"host {host} drops out: {shorten(reason, 300)}{others}"
             case events.Notice(message, host):
@@ -110,14 +111,22 @@ class Progress:
         return [*lines, f"and {plural(more, 'more host')}"] if more > 0 else lines
 
     def rows(self, now: float) -> list[HostRow]:
-        """A row for each host, each in its place; of a large fleet a few that are at work, and how many more there are."""
+        """A row for each host, each in its place; of a large fleet a few that are at work, and how many more."""
         names = list(dict.fromkeys((*self._hosts, *self._active)))
         if len(names) > _MOST_HOSTS:
             names.sort(key=lambda name: name not in self._active)
         rows = []
         for name in names[:_MOST_HOSTS]:
             doing, last = self._active.get(name), self._last.get(name, "")
-            state = f"{doing.stage} {duration(now - doing.since)}" if doing else "waiting" if self.samples else ""
+            state = (
+                f"{doing.stage} {duration(now - doing.since)}"
+                if doing
+                else "out"
+                if last == _LOST
+                else "waiting"
+                if self.samples
+                else ""
+            )
             told = (name, state, doing.sample if doing else "", last, shorten(doing.detail, 120) if doing else "")
             rows.append(HostRow(*map(escape, told)))
         more = len(names) - _MOST_HOSTS
