@@ -162,7 +162,8 @@ def _raw(sample: Sample, requests: int, noise: random.Random) -> bytes:
 
 
 def _sensors(sample: Sample, noise: random.Random) -> bytes:
-    lines = ["time,gpu0_power_w,gpu0_sm_mhz,gpu0_temperature_c"]
+    lines = ["unix_s,cpu_percent,gpu0_power_w,gpu0_sm_mhz,gpu0_temperature_c,gpu1_power_w,gpu0_slowed_by,strangers"]
     warm = 48 + 6 * sample.round
-    lines += [f"{second},{540 + noise.gauss(0, 9):.1f},{2600 - 9 * warm},{warm}" for second in range(5)]
+    watts = [540 + noise.gauss(0, 9) for _ in range(5)]
+    lines += [f"{second},7.5,{power:.1f},{2600 - 9 * warm},{warm},{power:.1f},4," for second, power in enumerate(watts)]
     return "\n".join(lines).encode()

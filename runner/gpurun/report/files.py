@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from gpurun.store import RunStore
 
 _MOST_FILES = 400
 _MOST_BYTES = 8 << 20  # of one file
-_NOT_MEASURED = ("gpu", "index")
+_NO_SENSORS = ("time", "unix_s", "strangers", "slowed_by")
+_OF_A_GPU = re.compile(r"gpu\d+_")
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,19 @@ def latencies(store: RunStore, report: Assessment) -> Series:
 
 
 def telemetry(store: RunStore, report: Assessment) -> Series:
-    """What each sensor said on average during each sample."""
+    """What each sensor said on average during each sample, all GPUs of a host together; theirs first."""
     points: list[dict[str, Any]] = []
 
     def read(sample: Sample, content: bytes) -> None:
-        rows = list(csv.DictReader(content.decode(errors="replace").splitlines()))
-        for name in rows[0] if rows else ():
-            numbers = [value for row in rows if (value := _number(row.get(name))) is not None]
-            if numbers and "time" not in name and name not in _NOT_MEASURED:
-                told = {"variant": sample.variant, "host": sample.host, "round": sample.round, "name": name}
-                points.append({**told, "value": _short(statistics.fmean(numbers))})
+        found: dict[str, list[float]] = {}
+        for row in csv.DictReader(content.decode(errors="replace").splitlines()):
+            for name, text in row.items():
+                value = None if _OF_A_GPU.sub("", str(name)) in _NO_SENSORS else _number(text)
+                if value is not None:
+                    found.setdefault(_OF_A_GPU.sub("GPU ", name), []).append(value)
+        for name, numbers in sorted(found.items(), key=lambda one: not one[0].startswith("GPU")):
+            told = {"variant": sample.variant, "host": sample.host, "round": sample.round, "name": name}
+            points.append({**told, "value": _short(statistics.fmean(numbers))})
 
     count, of = _each(store, report.samples, "telemetry.csv", read)
     return Series(points, count, of)
