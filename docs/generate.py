@@ -67,8 +67,8 @@ def one_command(path: str, command: click.Command) -> Iterator[str]:
     usage = " ".join(["gpurun", path, *command.collect_usage_pieces(context)])
     yield from (f"### gpurun {path}", "", "```text", usage, "```", "", inspect.cleandoc(command.help or ""), "")
     options = [one for one in command.params if isinstance(one, click.Option)]
-    yield from table(("option", "default", "meaning"), (option_row(one, context) for one in options))
-    yield ""
+    if options:
+        yield from (*table(("option", "default", "meaning"), (option_row(one, context) for one in options)), "")
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
@@ -121,7 +121,13 @@ def kind(one: Mapping[str, Any]) -> str:
     if choices:
         return " or ".join(dict.fromkeys(kind(each) for each in choices if each.get("type") != "null"))
     plain = one.get("type", "any value")
-    names = {"object": "mapping", "array": "list", "integer": "whole number", "string": "text", "boolean": "true or false"}
+    names = {
+        "object": "mapping",
+        "array": "list",
+        "integer": "whole number",
+        "string": "text",
+        "boolean": "true or false",
+    }
     if isinstance(plain, list):
         return " or ".join(names.get(each, each) for each in plain if each != "null")
     inner = next(iter(one.get("patternProperties", {}).values()), None) if plain == "object" else one.get("items")
@@ -137,7 +143,9 @@ def default(one: Mapping[str, Any], required: bool) -> str:
 
 
 def failures() -> Iterator[str]:
-    known = [one for path in sorted(SIGNATURES.glob("*.yml")) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    known = [
+        one for path in sorted(SIGNATURES.glob("*.yml")) for one in yaml.safe_load(path.read_text(encoding="utf-8"))
+    ]
     for klass, told in failure_classes().items():
         yield from (f"### {klass}", "", f"- What it looks like: {told['looks']}", f"- Why: {told['why']}")
         yield from (f"- What to do: {told['do']}", "")

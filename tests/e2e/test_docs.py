@@ -1,0 +1,113 @@
+"""The documentation holds: its campaigns are right, every command in it runs, what is made from the code is up to date.
+
+Commands run as they stand, one after the other. Hosts and engines are not here: `inventory.yml` names this machine, and
+once a campaign of the docs has been checked and planned as it is, it is made small and its engine is the small server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.e2e.program import ROOT, SERVER, Place
+from tests.unit import stored
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FACTS = ROOT / "campaigns" / "hosts" / "8x-h100.json"
+OTHER_CODES = {"gpurun doctor": {3, 4}, "--fail-on regression": {6}}  # of commands that are right, too
+
+
+def blocks(document: str) -> list[tuple[str, str]]:
+    """Language and text of each fenced block."""
+    return [(match[1], match[2]) for match in FENCE.finditer((DOCS / document).read_text(encoding="utf-8"))]
+
+
+def small(text: str) -> dict[str, Any]:
+    """The same campaign with one round, few requests, and the small server as its engine."""
+    campaign: dict[str, Any] = yaml.safe_load(text)
+    argv = [sys.executable, str(SERVER), "--port", "{{ port }}"]
+    campaign["server"] = {"engine": "command", "argv": argv}
+    campaign["variants"] = {name: {"server": {"argv": [*argv, "--note", name]}} for name in campaign["variants"]}
+    campaign.pop("baseline", None)
+    for path, values in campaign.get("matrix", {}).get("axes", {}).items():
+        campaign["matrix"]["axes"][path] = values[:2]
+    for benchmark in campaign["benchmarks"].values():
+        benchmark["load"] |= {"concurrency": 2, "requests": 4, "warmup": 0}
+        benchmark["data"] |= {"prompt_tokens": 8, "output_tokens": 8}
+    return {**campaign, "rounds": 1, "timeouts": {"start": "2m", "sample": "2m", "stop": "5s"}}
+
+
+class Reader:
+    """Somebody who does what a document says, in a folder of their own."""
+
+    def __init__(self, place: Place) -> None:
+        self.here = place.folder
+        self.inventory = (place.folder / "inventory.yml").read_text()
+        tools = place.folder / "tools"
+        tools.mkdir()
+        (tools / "xdg-open").write_text(f'#!/bin/sh\necho "$1" >> {str(place.folder / "opened")!r}\n')
+        (tools / "xdg-open").chmod(0o755)
+        path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.env = {**os.environ, "PATH": path, "TMPDIR": str(place.temporary), "NO_COLOR": "1"}
+        self.env.pop("CI", None)
+
+    def write(self, text: str) -> None:
+        """A file of the document, named in its first line: right as it is, then made small."""
+        name = text.split("\n", 1)[0].removeprefix("# ")
+        (self.here / name).write_text(text)
+        self.run(f"gpurun validate {name}")
+        self.run(f"gpurun plan -c {name} --facts '{FACTS}'")
+        (self.here / name).write_text(yaml.safe_dump(small(text), sort_keys=False))
+
+    def run(self, command: str) -> None:
+        """One command, as it stands."""
+        if command.startswith("cd "):
+            self.here /= command.removeprefix("cd ")
+            return
+        (self.here / "server.log").write_text("error: invalid argument: --no-such-flag\n")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command], cwd=self.here, env=self.env, capture_output=True, text=True
+        )
+        codes = {0}.union(*(more for part, more in OTHER_CODES.items() if part in command))
+        assert done.returncode in codes, f"{command}\n{done.stdout}\n{done.stderr}"
+        if (self.here / "inventory.yml").exists():
+            (self.here / "inventory.yml").write_text(self.inventory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", ["guide.md", "concepts.md", "recipes.md"])
+def test_every_command_runs(document: str, place: Place) -> None:
+    reader = Reader(place)
+    stored.run(place.folder / "results", {"baseline": [80.0], "other": [81.0]}, requests=2)  # measured before
+    ran = 0
+    for language, text in blocks(document):
+        if language == "yaml" and text.startswith("# "):
+            reader.write(text)
+        elif language == "console":
+            for command in re.findall(r"^\$ (.*)$", text, re.MULTILINE):
+                reader.run(command)
+                ran += 1
+    assert ran == len(re.findall(r"^\$ ", (DOCS / document).read_text(), re.MULTILINE)) > 0
+    if "--open" in (DOCS / document).read_text():
+        (opened,) = (place.folder / "opened").read_text().split()
+        assert Path(opened.removeprefix("file://").replace("%20", " ")).name == "report.html"
+
+
+def test_what_is_made_from_the_code_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DOCS / "generate.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    for document in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8")):
+            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
