@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpurun import compare, stats
+from gpurun import compare, started, stats
 from gpurun.compare import Case, failed, group, measured, values
 from gpurun.samples import Sample
 
@@ -47,8 +47,11 @@ def assess(
     directory: Path | None = None,
     run: str = "",
     hosts: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, started.Settings] = MappingProxyType({}),
 ) -> Assessment:
-    """Judge a run by its stored plan; samples that the plan does not name (of an earlier plan) are left out."""
+    """Judge a run by its stored plan; samples that the plan does not name (of an earlier plan) are left out.
+
+    `settings`: what servers resolved to, by the id of the sample that they started for."""
     planned, rounds, rules = plan["samples"], int(plan["rounds"]), compare.Rules.of(plan["compare"])
     cases = compare.cases_of(planned)
     of: dict[str, list[Sample]] = {case.id: [] for case in cases}
@@ -60,7 +63,7 @@ def assess(
         run, cases, samples, effects, rules, rounds, interleaved, directory, hosts, of, fingerprints=prints
     )
     loads = {item["benchmark"]: _spec(item) for item in planned}
-    return replace(report, notes=list(_notes(report, loads)))
+    return replace(report, notes=[*started.changed_nothing(planned, settings), *_notes(report, loads)])
 
 
 def compare_runs(before: Assessment, after: Assessment, *, force: bool = False) -> list[compare.Effect]:

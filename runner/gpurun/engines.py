@@ -72,6 +72,16 @@ class Ready(Part):
     answer: str | None = None  # JSON key that the generation's answer must have
 
 
+class Effective(Part):
+    """Where a running server tells the settings that it really uses; as flat names, dots between the levels."""
+
+    path: str | None = None  # an address that answers with JSON
+    metric: str | None = None  # a metric whose labels are settings
+    log: dict[str, str] = {}  # setting -> pattern in the log, with one group
+    keys: dict[str, str] = {}  # flag -> setting, where the names differ by more than `-` and `_`
+    drop: list[str] = []  # patterns of names that differ from start to start by themselves
+
+
 class Metrics(Part):
     """Where the engine's own counters are, and what they are called there."""
 
@@ -103,7 +113,7 @@ class Engine(Part):
     env: dict[str, str] = {}  # environment unless the campaign says otherwise
     flags: FlagRules = FlagRules()
     ready: Ready = Ready()
-    effective: dict[Literal["path"], str] | None = None  # where a running server tells the settings that it really uses
+    effective: Effective | None = None
     metrics: Metrics | None = None
     load: LoadHints = LoadHints()
     start_s: float = 60  # seconds that a start is assumed to take, until one was measured

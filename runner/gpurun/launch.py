@@ -135,7 +135,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         "cwd": server.cwd,
         "container": container,
         "ready": ready,
-        "effective": engine.effective,
+        "effective": {"path": engine.effective.path} if engine.effective and engine.effective.path else None,
         "metrics_path": engine.metrics.path if engine.metrics else None,
     }
     return Launch(planned, install, flags)

@@ -93,6 +93,7 @@ class Sample(Record):
     engine: dict[str, Any] = Field(default_factory=dict)
     timing: Timing = Field(default_factory=Timing)
     started_at: str = ""
+    prediction: dict[str, Any] | None = None  # of the memory of a server that was started for it, beside what it said
     files: list[str] = Field(default_factory=list)
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

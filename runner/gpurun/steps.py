@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpurun import diagnose, parsers, result
+from gpurun import diagnose, parsers, result, started
 from gpurun.assess import Assessment, assess
 from gpurun.cases import Case, check
 from gpurun.config import Campaign
@@ -170,8 +170,9 @@ def needs(store: RunStore, host: str) -> dict[str, Any]:
 
 def wanted_files(
     planned: Mapping[str, Any], server: Mapping[str, Any], load: Mapping[str, Any] | None
-) -> dict[str, dict[str, str]]:
-    """Which files and addresses of the server's host make the sample (the arguments of gpurun_collect)."""
+) -> dict[str, Any]:
+    """Which files and addresses of the server's host make the sample (the arguments of gpurun_collect), and at a start
+    the `model` whose sizes are wanted."""
     place = server.get("dir")
     files = {"server.log": f"{place}/log"} if place else {}
     if load and load.get("dir") and not planned["load"].get("host"):
@@ -179,7 +180,8 @@ def wanted_files(
     effective = planned["server"].get("effective")
     alive = server.get("status") == "ready" and effective
     urls = {"effective.json": f"http://127.0.0.1:{server['port']}{effective['path']}"} if alive else {}
-    return {"files": files, "urls": urls}
+    more = started.wanted(planned, server)
+    return {"files": files, "urls": {**urls, **more.pop("urls", {})}, **more}
 
 
 def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> list[dict[str, Any]]:
@@ -220,9 +222,11 @@ def record(
     failure = None
     if isinstance(found, Failure):
         failure = found.model_copy(update={"expected": found.klass == planned.get("expect")})
+    prediction, files = started.keep(planned, store.manifest.hosts.get(planned["host"], {}), files)
     sample = Sample(
         **_identity(store, planned),
         status="measured" if failure is None else "failed",
+        prediction=prediction,
         metrics={} if isinstance(found, Failure) else found.metrics,
         failure=failure,
         taints=[] if isinstance(found, Failure) else found.problems,
@@ -272,7 +276,7 @@ def close_run(
 
     `cut_short` is the error that ended the run early.
     """
-    report = assess(store.plan, store.samples(), store.directory)
+    report = assess(store.plan, store.samples(), store.directory, settings=store.settings())
     code = result.exit_code(report.cases, report.samples, report.effects, fail_on=fail_on, host_failed=host_failed)
     code = code if cut_short is None else cut_short.exit_code
     status = "done" if cut_short is None else "interrupted" if isinstance(cut_short, InterruptedRunError) else "failed"

@@ -173,6 +173,15 @@ class RunStore:
         found = [_model(Sample, path, "a sample") for path in _sample_files(self.directory)]
         return sorted(found, key=lambda sample: (sample.round, sample.case, sample.host))
 
+    def settings(self) -> dict[str, Any]:
+        """What servers were asked for and resolved to (`asked`, `resolved`), by the id of the sample at their start."""
+        found = {}
+        for path in sorted(self.directory.glob("samples/*/*/*/settings.json")):
+            if _NAME.fullmatch(path.parent.name):
+                with contextlib.suppress(OSError, ValueError):
+                    found["/".join(path.parts[-4:-1])] = json.loads(path.read_bytes())
+        return found
+
     def _place(self, number: int, case: str, host: str) -> Path:
         return self.directory / "samples" / str(number) / safe_name(case, "case") / safe_name(host, "host")
 

@@ -374,7 +374,7 @@ def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
     assert fits.severity == "note"
     [refused] = check(subject("--tp 2 --mem-fraction-static 0.02", known))
     assert (refused.severity, refused.klass) == ("refuse", "fit")
-    assert refused.advice == "leave out --mem-fraction-static (then 0.833)"
+    assert refused.advice == "leave out --mem-fraction-static (then 0.834)"
     near = {"available_gib": None, **known}
     [warned] = check(subject("--tp 2 --mem-fraction-static 0.09", near))
     assert warned.severity == "warn"  # an estimate is not sure enough to refuse so close a thing

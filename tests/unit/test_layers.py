@@ -19,6 +19,7 @@ PURE = (
     *("errors", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "plan", "plan_text"),
     *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
+    *("fit.check", "effective", "started"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),
 )
 EDGE = (

@@ -22,7 +22,12 @@ PLANNED: dict[str, Any] = _CASE | {
     "expect": None,
     "start": True,
     "stop": True,
-    "server": {"engine": {"name": "vllm", "version": None}},
+    "server": {
+        "engine": {"name": "vllm", "version": None},
+        "argv": [],
+        "env": {},
+        "model": {"name": "m", "path": None},
+    },
     "load": {"timeout_s": 60, "error_rate": 0.01},
 }
 

@@ -16,6 +16,14 @@ from ansible.plugins.action import ActionBase
 from gpurun import steps
 
 _COLLECTING = Path(__file__).parents[1] / "module_utils" / "gpurun_collecting.py"
+_HEADERS = Path(__file__).parents[2] / "facts" / "module_utils" / "gpurun_model_headers.py"
+_FUTURE = "from __future__ import annotations\n"
+_DESCRIBE = """
+try:
+    found["model.json"] = packed(json.dumps(describe(%r)).encode(), 0)
+except (OSError, ValueError):
+    pass
+"""
 
 
 class ActionModule(ActionBase):
@@ -43,7 +51,11 @@ class ActionModule(ActionBase):
 
         The program and its arguments go to the host's Python by its standard input.
         """
-        program = f"{_COLLECTING.read_text()}\nimport json\nprint(json.dumps(collect(**{wanted!r})))\n"
+        model = wanted.pop("model", None)
+        program = f"{_COLLECTING.read_text()}\nimport json\nfound = collect(**{wanted!r})\n"
+        if model:
+            program += _HEADERS.read_text().replace(_FUTURE, "") + _DESCRIBE % model
+        program += "print(json.dumps(found))\n"
         answer = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
         if answer["rc"] != 0:
             raise AnsibleActionFail(f"cannot read what the sample left: {answer['stderr'].strip()[-500:]}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from gpurun import started
 from gpurun.assess import Assessment, assess
 from gpurun.commands import options
 from gpurun.result import document
@@ -89,13 +90,16 @@ def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
     """Judge a stored run anew, print it, and return its assessment."""
     store = find(results_dir, reference)
     manifest, directory = store.manifest, store.directory
-    judged = assess(store.plan, store.samples(), directory)
+    settings = store.settings()
+    judged = assess(store.plan, store.samples(), directory, settings=settings)
     if as_json:
         print_json(document(manifest.run, str(directory), manifest.status_now, judged.samples, judged.effects))
     else:
         terminal = Terminal()
         terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {directory}\n")
         terminal.show(results_table(judged) if judged.samples else "nothing was measured")
+        for line in [*started.memory_lines(judged.samples), *started.settings_lines(store.plan["samples"], settings)]:
+            terminal.message(line)
     return judged
 
 

@@ -98,7 +98,7 @@ def reported(engine: str, log: str) -> dict[str, float]:
     data = knowledge(engine)
     found: dict[str, float] = {}
     for name, pattern in data["reported"].items():
-        numbers = [float(number.replace(",", "")) for number in re.findall(pattern, log)]
+        numbers = [math.prod(float(one.replace(",", "")) for one in m.groups()) for m in re.finditer(pattern, log)]
         if numbers and name in data.get("mib", ()):  # a part for each device
             found[name] = round(sum(numbers) / 1024, 3)
         elif numbers:
