@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_FILE = Path(__file__).parents[2] / "roles/engine/files/allreduce.py"
+from gpurun import smoke, steps
+from gpurun.cases import check
+from gpurun.commands.plan import read_facts
+from gpurun.load import load_text
+from gpurun.manifest import Controller
+from gpurun.plan import build
+from gpurun.store import RunStore
+
+ROOT = Path(__file__).parents[2]
+_FILE = ROOT / "roles/engine/files/allreduce.py"
 _SPEC = importlib.util.spec_from_file_location("allreduce", _FILE)
 assert _SPEC is not None and _SPEC.loader is not None
 allreduce = importlib.util.module_from_spec(_SPEC)
@@ -70,6 +81,47 @@ def test_a_hang_is_named_within_its_limit_and_leaves_no_process(ask: Any) -> Non
         if b"gpurun-allreduce-" in (Path("/proc") / pid / "cmdline").read_bytes() and pid != str(os.getpid())
     ]
     assert ask("ok")["cached"] is False  # a hang is not remembered
+
+
+def plan_of(text: str, folder: Path) -> RunStore:
+    facts = read_facts(str(ROOT / "campaigns/hosts/8x-h100.json"))
+    campaign, cases = check(load_text(text, "h100.yml"))
+    plan = build(campaign, cases, facts, "20261130-0900-a1f3")
+    controller = Controller.of(1 << 22)
+    return steps.open_run(plan, campaign_text=text, results_dir=folder, controller=controller, facts=facts)
+
+
+def test_each_way_to_use_several_gpus_is_tried_once_and_a_hang_refuses_its_samples(tmp_path: Path) -> None:
+    store = plan_of((ROOT / "campaigns/h100-8x.yml").read_text().replace("rounds: 5", "rounds: 1"), tmp_path)
+    asked = smoke.questions(store, "h100")
+    assert [one["question"]["ranks"] for one in asked] == [8, 4]
+    assert asked[0]["question"]["python"] == "/root/.gpurun/engines/vllm-0.33.0/bin/python"
+    assert len(asked[0]["samples"]) == 2 * 4  # two loads, and all but `half`
+    hang, fine = {"status": "hang", "message": "8 of 8"}, {"status": "ok", "message": ""}
+    refused, notes = smoke.refuse(store, asked, [hang, fine])
+    assert (len(refused), notes) == (8, [])
+    failure = refused[0].failure
+    assert failure is not None and (failure.klass, failure.phase) == ("comm_hang", "preflight") and failure.advice
+    assert {one["variant"] for one in steps.pending(store, "h100")} == {"half"}
+
+
+def test_one_gpu_needs_no_all_reduce_and_what_could_not_be_tried_is_said(tmp_path: Path) -> None:
+    text = (ROOT / "campaigns/h100-8x.yml").read_text().replace("rounds: 5", "rounds: 1")
+    alone = text.replace("tensor-parallel-size: 8", "tensor-parallel-size: 1")
+    alone = alone.replace("tensor-parallel-size: 4", "seed: 4").replace("[tensor-parallel-size]", "[seed]")
+    assert smoke.questions(plan_of(alone, tmp_path / "alone"), "h100") == []
+    store = plan_of(text, tmp_path / "other")
+    asked = smoke.questions(store, "h100")
+    refused, notes = smoke.refuse(store, asked, [{"status": "unavailable", "message": "no torch"}] * 2)
+    assert refused == [] and "no torch" in notes[0]
+
+
+def test_the_program_answers_as_a_host_gets_it(tmp_path: Path) -> None:
+    question = {"python": "/nowhere/python", "env": {}, "ranks": 2, "backend": "nccl", "import_s": 1, "limit_s": 1}
+    question |= {"same": [None], "remember": str(tmp_path / "x")}
+    program = smoke.program(_FILE.read_text(), question)
+    said = subprocess.run([sys.executable, "-I", "-"], input=program, capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout)["status"] == "unavailable"
 
 
 def test_what_else_may_become_of_it(ask: Any) -> None:

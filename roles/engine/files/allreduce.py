@@ -18,7 +18,8 @@ from pathlib import Path
 
 # One rank: it says how far it has come, and last what it measured.
 RANK = """
-import datetime, json, os, sys, time
+import datetime, json, signal, sys, time
+signal.alarm(int(float(sys.argv[6])))  # whatever becomes of the process that started it
 rank, ranks, backend, limit_s, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5]
 print("started", flush=True)
 import torch
@@ -81,6 +82,7 @@ def _try(question: dict, folder: Path, files: contextlib.ExitStack) -> dict:
     ranks, processes = question["ranks"], []
     env = {**os.environ, **question["env"], "PYTHONUNBUFFERED": "1"}
     words = [str(ranks), question["backend"], str(question["limit_s"]), str(folder / "meeting")]
+    words.append(str(question["import_s"] + question["limit_s"] + 10))
     try:
         for rank in range(ranks):
             streams = {
