@@ -17,6 +17,8 @@ def test_a_dead_end_is_refused_before_it_is_started_and_can_be_forced(place: Pla
     program.chmod(0o755)
     model = place.folder / "model"
     model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     server: dict[str, Any] = {"engine": "trtllm", "binary": str(program), "model": {"path": str(model)}}
     wide = {"server": {"flags": {"tp_size": 16}}, "tests": ["tp_size"]}
     place.campaign(server={**server, "flags": {"tp_size": 2}}, variants={"wide": wide})
@@ -33,6 +35,7 @@ def test_a_dead_end_is_refused_before_it_is_started_and_can_be_forced(place: Pla
 
     again = place.bench("--resume", bench.run, "--force", "gpu-count", env=gpus.env)  # this server does not mind
     assert again.finish(180) == 0
-    assert [one["status"] for one in place.samples(bench.run)] == ["measured", "measured"]
+    kept = [one["status"] for one in place.samples(bench.run)]  # what was refused is set aside
+    assert kept.count("measured") == 2
     assert place.manifest(bench.run)["forced"] == ["gpu-count"]
     place.nothing_left()
