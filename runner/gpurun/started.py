@@ -96,11 +96,20 @@ def changed_nothing(planned: Sequence[Mapping[str, Any]], settings: Mapping[str,
     yield from dict.fromkeys(told)
 
 
-def settings_lines(planned: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]) -> Iterator[str]:
-    """For people: each variant's settings that are not the baseline's, three ways."""
-    for variant, engine, mine, base in {pair[0]: pair for pair in _pairs(planned, settings)}.values():
+def settings_rows(
+    planned: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]
+) -> dict[str, list[effective.Difference]]:
+    """Each variant's settings that are not the baseline's, three ways."""
+    found = {}
+    for variant, engine, mine, base in _pairs(planned, settings):
         own = effective.own_flags(mine["asked"], base["asked"])
-        rows = effective.differences(engine, mine["resolved"], base["resolved"], own)
+        found[variant] = effective.differences(engine, mine["resolved"], base["resolved"], own)
+    return found
+
+
+def settings_lines(planned: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]) -> Iterator[str]:
+    """The same for people."""
+    for variant, rows in settings_rows(planned, settings).items():
         for row in rows[:_MOST_ROWS]:
             asked = "" if row.asked is None else f"asked {_short(row.asked)}, "
             yield f"{variant}: {row.setting}: {asked}resolved {_short(row.resolved)}, baseline {_short(row.baseline)}"

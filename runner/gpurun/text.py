@@ -13,7 +13,17 @@ MINUS = "\N{MINUS SIGN}"
 # C0 and C1 controls, and the characters that reorder or hide text (bidirectional controls, line separators).
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
-_UNITS = {"tok_per_s": "tok/s", "per_s": "1/s", "ms": "ms", "s": "s", "mib": "MiB", "w": "W"}
+_UNITS = {
+    "tok_per_s": "tok/s",
+    "per_s": "1/s",
+    "ms": "ms",
+    "s": "s",
+    "mib": "MiB",
+    "w": "W",
+    "mhz": "MHz",
+    "c": "°C",
+    "percent": "%",
+}
 _METRIC = re.compile(rf"(.+?)(?:_({'|'.join(_UNITS)}))?")
 _ASCII = {"—": "-", MINUS: "-", "·": "-", "±": "+/-", "▲": "^", "▼": "v", "≠": "!=", "✗": "x", "…": "..."}
 

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gpurun import text, wording
 from gpurun.assess import Assessment, compare_runs
@@ -76,6 +76,7 @@ def _templates() -> jinja2.Environment:
         "duration": text.duration,
         "line": text.shorten,
         "code": _code,
+        "ticks": _ticks,
         "md": _md,
     }
     environment.globals |= {"verdict": wording.verdict, "change": lambda effect: wording.changes([effect])[0]}
@@ -91,6 +92,11 @@ def _harmless(told: object) -> object:
 
 def _data(name: str) -> str:
     return (_DATA / name).read_text(encoding="utf-8")
+
+
+def _ticks(told: str) -> Markup:
+    """Text with code between backticks, for HTML."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(_harmless(told)))))  # noqa: S704 (escaped)
 
 
 def _code(told: object) -> str:

@@ -106,7 +106,9 @@ class Drawing:
     def telemetry(self, run: RunView, description: str) -> Markup:
         """Each sensor's mean by sample and round."""
         hosts = len({point["host"] for point in run.sensors.points}) > 1
-        points = [{**p, "place": f"{p['name']} · {p['host']}" if hosts else p["name"]} for p in run.sensors.points]
+        points = [
+            {**p, "place": metric_name(p["name"]) + (f" · {p['host']}" if hosts else "")} for p in run.sensors.points
+        ]
         places = list(dict.fromkeys(point["place"] for point in points))[:_MOST_FACETS]
         looks = _looks(run, {point["variant"] for point in points})
         points = [point for point in points if point["place"] in places]

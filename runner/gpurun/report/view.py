@@ -15,13 +15,14 @@ from typing import Any
 
 import yaml
 
-from gpurun import stats, wording
+from gpurun import started, stats, wording
 from gpurun.assess import Assessment, assess
 from gpurun.compare import BASELINE, Case, Effect, group, measured, values
+from gpurun.effective import Difference
 from gpurun.manifest import Manifest
 from gpurun.report.files import Series, latencies, telemetry
 from gpurun.store import RunStore
-from gpurun.text import duration, metric_value, number, percent, plural
+from gpurun.text import duration, metric_name, metric_value, number, percent, plural
 
 _FAILURES = Path(__file__).resolve().parents[1] / "data" / "failures.yml"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -50,6 +51,7 @@ class RunView:
     campaign_text: str
     descriptions: Mapping[str, str]
     report: Assessment
+    resolved: Mapping[str, Sequence[Difference]]
     requests: Series
     sensors: Series
 
@@ -106,6 +108,10 @@ class RunView:
     def circumstances(self) -> str:
         """Such as `5 rounds, interleaved · 2 hosts`."""
         return " · ".join(wording.circumstances(self.report, self.report.cases))
+
+    def confidence(self) -> str:
+        """Of the intervals, such as `99 %`."""
+        return wording.confidence(self.report.effects).strip(" []")
 
     def took(self) -> str:
         """How long the run lasted, as far as it has ended."""
@@ -218,7 +224,8 @@ class RunView:
         if not moved or max(moved)[0] == 0:
             return "From the first round to the last, no sensor moved."
         _, host, name, first, last = max(moved)
-        return f"From the first round to the last, {name} of {host} moved most: from {number(first)} to {number(last)}."
+        what = f"{metric_name(name)} of {host}"
+        return f"From the first round to the last, {what} moved most: from {number(first)} to {number(last)}."
 
     def sensors_table(self) -> list[tuple[str, str, list[float]]]:
         """Each sensor of each host: its mean in the first and the last round, the least and the most."""
@@ -245,6 +252,10 @@ class RunView:
             for variant, mine in ((name, flat[name]) for name in self.variants if name in flat)
         }
 
+    def memory(self) -> list[str]:
+        """What was predicted of each server's memory, and what its engine reported."""
+        return list(started.memory_lines(self.report.samples))
+
     def fingerprint(self) -> list[tuple[str, str]]:
         """What was measured, with what, on what."""
         engines = ", ".join(f"{name} {version}" for name, version in sorted(self.manifest.engines.items()))
@@ -252,7 +263,7 @@ class RunView:
             ("gpurun", self.manifest.gpurun),
             ("engines", engines),
             *((f"model of {variants}", told) for told, variants in self._models().items()),
-            ("load", "; ".join(sorted({_load(item) for item in self.plan["samples"]}))),
+            ("load", "; ".join(dict.fromkeys(_load(item) for item in self.plan["samples"]))),
             ("order", str(self.plan.get("order", ""))),
             ("campaign", f"sha256 {hashlib.sha256(self.campaign_text.encode()).hexdigest()[:16]}"),
         ]
@@ -296,7 +307,9 @@ class RunView:
 def look(store: RunStore, report: Assessment | None = None) -> RunView:
     """Everything about a stored run."""
     manifest, plan = store.manifest, store.plan
-    report = report or assess(plan, store.samples(), store.directory, manifest.run, manifest.hosts)
+    settings = store.settings()
+    report = report or assess(plan, store.samples(), store.directory, manifest.run, manifest.hosts, settings)
+    resolved = started.settings_rows(plan["samples"], settings)
     try:
         text = (store.directory / "campaign.yml").read_text(encoding="utf-8", errors="replace")
         campaign = yaml.safe_load(text)
@@ -307,7 +320,7 @@ def look(store: RunStore, report: Assessment | None = None) -> RunView:
     told = defaultdict(str, {"": str(campaign.get("description") or "")})
     for name, one in variants.items() if isinstance(variants, dict) else ():
         told[str(name)] = str(one.get("description") or "") if isinstance(one, dict) else ""
-    return RunView(manifest, plan, text, told, report, latencies(store, report), telemetry(store, report))
+    return RunView(manifest, plan, text, told, report, resolved, latencies(store, report), telemetry(store, report))
 
 
 @cache
