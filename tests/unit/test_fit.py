@@ -247,6 +247,7 @@ def test_a_gguf_file_says_the_same(tmp_path: Path) -> None:
     )
     model = sizes_of(gpurun_model_headers.describe(path))
     assert model.weights == 1728
+    assert not any(key.startswith("tokenizer.") for key in gpurun_model_headers.describe(path)["config"])
     assert [row[:3] for row in model.tensors] == [
         ["blk.*.attn_k.weight", "ggml1", 2],
         ["token_embd.weight", "ggml1", 1],
@@ -292,6 +293,7 @@ def test_cards_by_many_names() -> None:
         "8x NVIDIA RTX PRO 6000 Blackwell Server Edition",
     ):
         assert (read_gpus(text).count, read_gpus(text).memory_mib) == (8, 97887)
+    assert (read_gpus("H100 x4").count, read_gpus("H100").count) == (4, 1)
     assert read_gpus("NVIDIA GeForce RTX 4090").memory_mib == 24564
     assert read_gpus("NVIDIA H100 80GB HBM3").name == "H100"
     assert read_gpus("2x 80GiB").memory_mib == 81920

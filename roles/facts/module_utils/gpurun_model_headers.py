@@ -94,7 +94,7 @@ def describe_gguf(path):
     for part in parts:
         with part.open("rb") as stream:
             keys, tensors = gguf_header(stream, part.stat().st_size, part.name)
-        config = config or keys
+        config = config or {key: value for key, value in keys.items() if not key.startswith("tokenizer.")}
         for tensor, kind, elements, size in tensors:
             _add(found, {}, tensor, f"ggml{kind}", elements, size)
     return {"format": "gguf", "config": config, "tensors": _rows(found)}

@@ -142,11 +142,11 @@ def told(question: Question, found: Fit) -> str:
     cards = question.gpus
     assert cards is not None
     rows = [(words, getattr(found, key)) for key, words in _ROWS.items() if getattr(found, key) is not None]
-    if question.engine == "sglang" and found.default_mem_fraction_static != found.fraction:
+    if found.default_mem_fraction_static is not None:
         rows.insert(0, ("fraction that SGLang would choose", found.default_mem_fraction_static))
     width = max((len(words) for words, _ in rows), default=0)
     lines = [f"{words:<{width}}  {value:>12,}" for words, value in rows]
-    notes = list(found.notes)
+    notes = list(found.notes) if found.fits is not None else []
     if question.needs_gpus < cards.count and question.engine != "llamacpp":
         idle = cards.count - question.needs_gpus
         notes.append(f"{idle} of the {cards.count} GPUs stay idle: the flags ask for {question.needs_gpus}")

@@ -27,8 +27,8 @@ class Gpus:
 
 def read_gpus(text: str) -> Gpus:
     """Cards as they are given on a command line. ConfigError names the nearest card."""
-    found = re.fullmatch(r"\s*(?:(\d+)\s*[x\u00d7*]\s*)?(\S.*?)\s*", text, re.IGNORECASE)
-    count = int(found[1] or 1) if found else 0
+    found = re.fullmatch(r"\s*(?:(\d+)\s*[x\u00d7*]\s*)?(\S.*?)(?:\s+[x\u00d7*]\s*(\d+))?\s*", text, re.IGNORECASE)
+    count = int(found[1] or found[3] or 1) if found and not (found[1] and found[3]) else 0
     if found is None or count < 1:
         raise ConfigError(f"`--gpu {text}` names no card", hint='say it like "8x RTX PRO 6000"')
     card = card_named(found[2])

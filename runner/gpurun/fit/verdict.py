@@ -24,7 +24,8 @@ def sentence(question: Question, found: Fit, length: int | None = None) -> str:
     `length`: tokens of one request, prompt and answer.
     """
     if found.fits is None:
-        return "; ".join(["cannot tell whether it fits", *found.notes])
+        lacks = [] if question.sizes or question.available_gib else ["that takes a model, or --available-gib"]
+        return "; ".join(["cannot tell whether it fits", *lacks, *found.notes])
     if not found.fits:
         change = smallest_change(question)
         return f"does not fit: {shortfall(found)}; {change or 'no single change that gpurun knows would make it fit'}"
