@@ -22,6 +22,7 @@ from gpurun.findings import Finding
 from gpurun.launch import BIND, BIND_FOR_OTHERS, TOOL_VERSION, Launch, home_of, launch, load_host, load_spec
 from gpurun.preflight import check_forced, look
 from gpurun.resolve import AGAIN, BASELINE
+from gpurun.rules import parallel_sizes
 from gpurun.samples import Record, Sample
 from gpurun.tree import digest
 
@@ -220,6 +221,7 @@ def _samples(
         "key": found.key,
         "job": f"r{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', group[0].variant)[:40]}-{found.key}",
         **found.server,
+        "gpus": parallel_sizes(found.server["engine"]["name"], found.flags)["world"],
         "start_s": limits.start,
         "life_s": limits.start + len(group) * limits.sample + limits.stop + _SLACK_S,
         "stop_s": limits.stop,

@@ -17,10 +17,11 @@ from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunErr
 from gpurun.findings import Finding
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
+from gpurun.samples import Sample
 from gpurun.store import RunStore
 
 _STOP_S = 60.0  # the longest that clean-up may take
-_PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
+_PREPARATIONS = ("Take the host", "Install the engine", "Try an all-reduce", "Fetch the model", "Install the load tool")
 
 
 class Session:
@@ -95,6 +96,8 @@ class Session:
                 self._note_ended(event.host, event.result["ended"])
             if event.kind == "ok" and event.result.get("failure"):  # of one model among several
                 self._emit(events.Notice(str(event.result["failure"]["message"]), event.host))
+            if event.kind == "ok" and task == "Try an all-reduce":
+                self._note_refused(event.host, event.result)
             if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
                 told.add((event.host, task))
                 self._emit(events.StageStarted("prepare", event.host, task.lower()))
@@ -108,6 +111,17 @@ class Session:
                 f"no host could be prepared: {message}",
                 hint=fix or "what was installed is kept and reused by the next run",
             )
+
+    def _note_refused(self, host: str, result: Mapping[str, Any]) -> None:
+        """Say which samples preparation refuses, and what else it noticed."""
+        assert self._store is not None
+        labels = {(one["case"], one["host"]): one["label"] for one in self._store.plan["samples"]}
+        for one in result.get("refused") or ():
+            sample = Sample.model_validate(one)
+            where = events.Where(sample.round, sample.variant, labels[sample.case, host], host, sample.case)
+            self._emit(events.SampleFinished(where, sample))
+        for note in result.get("notes") or ():
+            self._emit(events.Notice(str(note), host))
 
     def _note_ended(self, host: str, ended: Sequence[Mapping[str, Any]]) -> None:
         """Say what an earlier run, whose gpurun is gone, had left on a host."""

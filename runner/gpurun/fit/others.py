@@ -32,11 +32,11 @@ def vllm(question: Question) -> Answer:
         if sizes is None:
             return answer
         rates, split = data["activation"], question.split
-        inner = sizes.number("intermediate_size", "ffn_hidden_size", "moe_intermediate_size") or 0
-        peak = batch * (
-            (sizes.number("hidden_size") or 0) * rates["token_hidden"] + inner * rates["token_inner"] / split.tp
-        )
-        peak += sequences * (sizes.number("vocab_size") or 0) * rates["sequence_vocab"]
+        inner, hidden = sizes.number("intermediate_size", "ffn_hidden_size") or 0, sizes.number("hidden_size") or 0
+        inner = max(inner, (sizes.number("moe_intermediate_size") or 0) * (sizes.number("num_experts_per_tok") or 1))
+        layer = batch * (hidden * rates["token_hidden"] + inner * rates["token_inner"] / split.tp)
+        sampler = sequences * (sizes.number("vocab_size") or 0) * rates["sequence_vocab"]
+        peak = max(layer, sampler + batch * hidden * rates["kept_hidden"])
         context = data["context_gib"]["several" if question.needs_gpus > 1 else "one"]
         available = total - answer.values["weights_gib"] - context - peak / GIB
         if question.draft is not None:
@@ -63,6 +63,8 @@ def _vllm_batch(question: Question, rule: Mapping[str, Any], gpus: Gpus) -> tupl
     rules = rule["batch"]
     large = gpus.memory_mib / 1024 >= rules["above_gib"] and not any(word in gpus.name for word in rules.get("not", ()))
     batch, sequences = rules["large" if large else "small"]
+    if question.context and batch < question.context <= rules.get("context_to", 0):
+        batch = question.context
     return int(question.get("chunk", batch)), int(question.get("max_running", sequences))
 
 
@@ -77,7 +79,8 @@ def _vllm_cell(question: Question, sizes: Sizes) -> float:
     layers = sizes.full + (
         1 if question.get("draft_config", {}).get("method", "ngram") not in ("ngram", "suffix") else 0
     )
-    need = layers * full * length + sizes.window * window * kept + sizes.state * sizes.state_bytes(split)
+    states = 1 + int(question.get("draft_config", {}).get("num_speculative_tokens", 0))  # one for each guess, too
+    need = layers * full * length + sizes.window * window * kept + sizes.state * sizes.state_bytes(split) * states
     return float(need / length / split.pp)
 
 
