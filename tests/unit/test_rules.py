@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpurun import rules, steps
 from gpurun.cases import check
 from gpurun.commands.plan import command as plan_command
 from gpurun.commands.plan import read_facts
+from gpurun.commands.validate import command as validate_command
 from gpurun.errors import ConfigError
 from gpurun.findings import Subject
 from gpurun.load import load_text
@@ -196,6 +198,21 @@ def test_without_gpus_only_what_flags_and_model_say_by_themselves_is_ruled_out()
 def seed_plan(**options: Any) -> Plan:
     campaign, cases = check(load_text(SEED.read_text(), "seed.yml"))
     return build(campaign, cases, read_facts(str(SEED_FACTS)), "20261130-0900-a1f3", **options)
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "campaigns").glob("*.yml")))
+def test_every_campaign_that_is_shipped_is_right_and_refuses_only_what_it_expects(file: str) -> None:
+    path = ROOT / "campaigns" / file
+    done = CliRunner().invoke(validate_command, [str(path)], standalone_mode=False)
+    assert done.exception is None and "is right" in done.output
+    hosts = re.search(r"--facts (campaigns/hosts/\S+)", path.read_text())
+    if hosts is None:
+        assert file == "quickstart.yml"  # which needs no GPU
+        return
+    campaign, cases = check(load_text(path.read_text(), file))
+    plan = build(campaign, cases, read_facts(str(ROOT / hosts[1])), "run")
+    assert [sample.variant for sample in plan.samples if sample.refused and not sample.expect] == []
+    assert [finding.rule for finding in plan.findings if finding.rule in ("also-changes", "several-changes")] == []
 
 
 DEAD = {  # what the campaign's own author found out by running it
