@@ -20,7 +20,8 @@ from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.resolve import AGAIN, BASELINE, check_nulls, check_server, check_texts, fingerprint, resolve
+from gpurun.resolve import AGAIN, BASELINE, check_nulls, check_script, check_server, check_texts, fingerprint, resolve
+from gpurun.tools import misfits
 from gpurun.tree import Node, digest
 
 MAX_CASES = 2000
@@ -113,6 +114,8 @@ class _Expansion:
                 if resolved is not None:
                     check_nulls(self.root, variant, resolved[1], self.complaints)
                     made = [(name, (*point, *at), load) for name, at, load in loads if load is not None]
+                    for name, _, load in made:
+                        self.check_tool(name, load, *resolved)
                     cases += [self.case(variant, name, load, at, resolved, merged) for name, at, load in made]
         self.compare_variants(prints)
         base = self.merged(BASELINE).plain
@@ -128,6 +131,13 @@ class _Expansion:
 
     def load(self, name: str, point: Point = ()) -> Benchmark | None:
         return benchmark_at(self.root, name, point, self.complaints)
+
+    def check_tool(self, name: str, load: Benchmark, server: Server, engine: Engine) -> None:
+        """A benchmark asks its tool for what that can do."""
+        for path, message, hint in misfits(load, server, engine):
+            self.complaints.add(message, self.root, ("benchmarks", name, *path), hint=hint)
+        if load.script is not None:
+            check_script(self.root, name, load.script, self.complaints)
 
     def compare_variants(self, prints: Mapping[str, list[str]]) -> None:
         """Every variant must differ from the baseline and from every other one."""
@@ -170,7 +180,7 @@ class _Expansion:
     ) -> Case:
         axes = {axis.name: axis.values[number].plain for axis, number in point}
         short = [(name.rpartition(".")[2], _short(value)) for name, value in axes.items()]
-        content = digest([fingerprint(*resolved), benchmark, load.model_dump(), axes])
+        content = digest([fingerprint(*resolved), benchmark, load.model_dump(exclude_none=True), axes])
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([variant, benchmark, *(value for _, value in short)]))
         label = ",".join(value if len(short) == 1 else f"{key}={value}" for key, value in short)
         expect = self.root.at("variants", variant, "expect")

@@ -173,14 +173,54 @@ class Limits(Section):
     error_rate: fields.Percentage = _key("share of failed requests above which there is no number", 0.01, "1%")
 
 
+class Script(Section):
+    """With `tool: script`: your own benchmark, and where its results are."""
+
+    file: _Text | None = _key("a .py or .sh file, beside the campaign; it is put on the host that sends the load")
+    args: list[str] = _key("its arguments; templates over the facts base_url, endpoint, model, load, data, out", [])
+    command: _Words | None = _key("or a command that the host has, with its arguments; templates work")
+    packages: list[fields.Wheel] = _key("`name==version` of what the file imports", [])
+    output: fields.RelativeFile | None = _key("file that it writes in its working folder; default: what it prints")
+    format: Literal["json", "jsonl", "csv", "text"] = _key("of the output; of several lines the last counts", "json")
+    metrics: dict[fields.MetricName, _Text] = Field(
+        min_length=1,
+        description="metric -> where it is: dotted path (json, jsonl), column (csv), or pattern with one group (text)",
+    )
+    scale: dict[fields.MetricName, float] = _key("metric -> factor, such as 1000 for seconds that become ms", {})
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Script:
+        if (self.file is None) == (self.command is None):
+            raise Complaint("needs either `file` or `command`")
+        if self.file is not None and not self.file.endswith((".py", ".sh")):
+            raise Complaint("only .py and .sh files are run", hint="use `command` for another program", at="file")
+        if self.file is None and (self.args or self.packages):
+            raise Complaint("`args` and `packages` go with `file` only")
+        if odd := [name for name in self.scale if name not in self.metrics]:
+            raise Complaint(f"`{odd[0]}` is not among `metrics`", allowed=tuple(self.metrics), at="scale")
+        for name, where in self.metrics.items() if self.format == "text" else ():
+            fields.pattern_with_group(name, where)
+        return self
+
+
 class Benchmark(Section):
     """A named load."""
 
-    tool: Literal["builtin"] = _key("the program that sends the load", "builtin")
+    tool: fields.ToolName = _key("the program that sends the load", "builtin")
     api: Api | None = _key("default: what the engine is best measured with")
+    tokenizer: _Text | None = _key(
+        "for tools that count tokens themselves: a folder on the host that sends the load; default: the model's"
+    )
     load: Load
     data: Data
+    script: Script | None = None
     limits: Limits = Field(default_factory=Limits)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Benchmark:
+        if (self.tool == "script") != (self.script is not None):
+            raise Complaint("`script` and `tool: script` belong together")
+        return self
 
 
 class Timeouts(Section):

@@ -35,6 +35,7 @@ class Install(Part):
 
     python: str | None = None  # version for the environment; null: the host's own
     packages: list[str]  # requirements; `{{ engine.version }}` is the version asked for
+    exact: bool = False  # without what the packages ask for: they are all listed
     check: list[str] = []  # argv that must succeed in a complete environment
 
 
@@ -116,6 +117,7 @@ class Engine(Part):
     effective: Effective | None = None
     metrics: Metrics | None = None
     load: LoadHints = LoadHints()
+    asks: bool = False  # it answers chat requests as OpenAI does: it is asked a few questions at its start
     start_s: float = 60  # seconds that a start is assumed to take, until one was measured
 
 

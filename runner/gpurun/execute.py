@@ -78,6 +78,7 @@ class _Turn:
     """One host's round in progress, and its samples that are not home yet."""
 
     host: str
+    number: int
     waiting: list[dict[str, Any]]
 
 
@@ -178,12 +179,13 @@ class _Run(Session):
         number = pending[0]["round"]
         variables = self._variables(gpurun_rounds=[number])
         playbook = self._controller.start("measure", variables, hosts=[host], news=news)
-        return {playbook: _Turn(host, [planned for planned in pending if planned["round"] == number])}
+        return {playbook: _Turn(host, number, [planned for planned in pending if planned["round"] == number])}
 
     def _end_turn(self, turn: _Turn, outcome: Outcome) -> None:
         """A playbook that breaks on one sample costs that sample. A lost connection costs nothing, if it comes back in
         time: jobs go on without it, and the next turn takes them up. Whatever else ends the run."""
         host, now = turn.host, time.monotonic()
+        self._repeat(turn)
         if host in outcome.unreachable:
             since = self._away.setdefault(host, now)
             if now - since > _RETURN_S:
@@ -198,6 +200,12 @@ class _Run(Session):
                 self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
         elif outcome.status not in ("successful", "canceled"):
             raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
+
+    def _repeat(self, turn: _Turn) -> None:
+        assert self._store is not None
+        for sample in steps.repeat_tainted(self._store, turn.host, turn.number):
+            why = "; ".join(sample.taints)
+            self._emit(events.Notice(f"{sample.variant} is measured again, the first time is kept: {why}", turn.host))
 
     def _on_task(self, event: TaskEvent, waiting: list[dict[str, Any]]) -> None:
         task = event.task.rpartition(" : ")[2]

@@ -13,11 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJ
 from pydantic_core import CoreSchema, core_schema
 
 from gpurun.engines import engine_names
+from gpurun.tools import tool_names
 
 METRICS = (
     *("output_tok_per_s", "total_tok_per_s", "request_per_s"),
     *(f"{name}_{what}_ms" for name in ("ttft", "tpot", "itl", "e2e") for what in ("mean", "p50", "p90", "p99")),
-    *("error_rate", "accept_length"),
+    *("error_rate", "accept_length", "energy_j_per_tok"),
 )
 """What a campaign can judge by: the names that `parsers` gives."""
 
@@ -122,6 +123,17 @@ def _one_of(what: str, names: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
+def pattern_with_group(name: str, pattern: str) -> None:
+    """Complain unless `pattern` is a regular expression with exactly one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise Complaint(f"the pattern of `{name}` cannot be read: {error}", at="metrics") from None
+    if groups != 1:
+        hint = "the group is the number: `throughput: ([0-9.]+)`"
+        raise Complaint(f"the pattern of `{name}` needs exactly one group", hint=hint, at="metrics")
+
+
 def _url(value: str) -> str:
     file = unquote(urlsplit(value).path).rpartition("/")[2] if re.fullmatch(r"https?://[^\s/@]+/\S*", value) else ""
     if file in ("", ".", ".."):
@@ -147,6 +159,8 @@ EnvKey = Annotated[str, _Form("env_key"), _Form("not_ours")]
 EnvValue = Annotated[str | None, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "integer", "null"]})]
 Secret = Annotated[str, _Form("secret")]
 EngineName = Annotated[str, AfterValidator(_engine), _schema(f"^({'|'.join(engine_names())})(==.+)?$")]
+TOOLS = list(tool_names())
+ToolName = Annotated[str, AfterValidator(_one_of("load tool", TOOLS)), WithJsonSchema({"enum": TOOLS})]
 MetricName = Annotated[str, AfterValidator(_one_of("metric", METRICS)), WithJsonSchema({"enum": list(METRICS)})]
 AbsolutePath = Annotated[str, _Form("absolute_path")]
 Mount = Annotated[str, _Form("mount")]

@@ -18,10 +18,10 @@ from gpurun.load import PORT_TOKEN
 from gpurun.resolve import engine_version
 from gpurun.template import TemplateError, render, render_tree
 from gpurun.tree import KeyPath, digest
+from gpurun.validity import ask
 
 BIND = "127.0.0.1"
 BIND_FOR_OTHERS = "0.0.0.0"  # noqa: S104 (another host sends the load, and readiness is asked on the host itself)
-TOOL_VERSION = "1.0"  # of the builtin load tool; the same as loadgen.__version__
 UNNAMED_MODEL = "default"
 
 
@@ -116,6 +116,8 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
             ready |= {"generate": fill(given.generate.model_dump(), ("ready",)), "answer": None}
         ready["answer"] = given.answer or ready["answer"]
     named = server.model is not None and (server.model.name is not None or model["kind"] is not None)
+    if engine.asks and given is None:
+        ready["ask"] = ask(model["name"])
     ready["model"] = model["name"] if named and ready["models"] else None
 
     install = None
@@ -187,28 +189,3 @@ def model_on_host(model: Model, home: str) -> dict[str, Any]:
     if file and not (kind == "hf" and re.search(r"[*?\[]", file)):
         path += f"/{file}"
     return {"kind": kind, "key": key, "name": name, **source, "path": path}
-
-
-def load_spec(
-    case: Case, model_name: str, port: int | None, timeout_s: float, progress: str, address: str = BIND
-) -> dict[str, Any]:
-    """What the builtin load tool is told (SPEC.json in docs/design.md). `address`: where it finds the server's host."""
-    load, hints = case.load.load, case.engine.load
-    how: dict[str, Any] = {"concurrency": load.concurrency}
-    if load.request_rate is not None:
-        how = {"request_rate": load.request_rate, "arrival": load.arrival or "poisson"}
-        how |= {"max_concurrency": load.max_concurrency} if load.max_concurrency is not None else {}
-    return {
-        "base_url": f"http://{address}:{PORT_TOKEN if port is None else port}",
-        "api": case.load.api or hints.api,
-        "model": model_name,
-        "load": how,
-        "requests": load.requests,
-        "duration_s": load.duration,
-        "warmup": load.warmup,
-        "data": case.load.data.model_dump(exclude_none=True),
-        "extra_body": hints.extra_body,
-        "tokenize": hints.tokenize,
-        "timeout_s": timeout_s,
-        "progress": progress,
-    }

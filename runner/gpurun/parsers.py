@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -35,11 +35,14 @@ class ParsedLoad:
     problems: list[str]
     errors: list[str]
     interrupted: bool
+    window: tuple[float, float] | None = None  # begin and end of the measured time, unix seconds of the load's host
+    warmup_tokens: int | None = None  # output tokens of requests before the measured ones; None: not told
+    notes: list[str] = field(default_factory=list)  # what of the tool's own figures is known to be wrong
 
     @property
     def measured(self) -> bool:
-        """Whether at least one request completed with at least one output token."""
-        return self.completed > 0 and self.metrics.get("output_tokens", 0) > 0
+        """Whether at least one request completed with at least one output token, where tokens are told at all."""
+        return self.completed > 0 and self.metrics.get("output_tokens", 1) > 0
 
 
 def parse_builtin(raw: Mapping[str, Any]) -> ParsedLoad:
@@ -76,7 +79,9 @@ def parse_builtin(raw: Mapping[str, Any]) -> ParsedLoad:
         metrics |= _throughput(good, duration, limit) | _latencies(good) | _accept_length(good)
     errors = Counter(request["error"] or "no reason given" for request in requests if not request["ok"])
     problems, texts = _problems(raw, good, failed), [text for text, _ in errors.most_common()]
-    return ParsedLoad(metrics, len(good), failed, problems, texts, bool(raw.get("interrupted")))
+    begin, warm = raw["window"].get("start_unix"), raw.get("warmup", {}).get("output_tokens")
+    window = None if begin is None else (float(begin), float(begin) + duration)
+    return ParsedLoad(metrics, len(good), failed, problems, texts, bool(raw.get("interrupted")), window, warm)
 
 
 def invalid(parsed: ParsedLoad, error_rate_limit: float) -> str | None:

@@ -6,6 +6,7 @@ alike; between rounds the order changes, so that none is always first. Cases tha
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import statistics
@@ -19,11 +20,13 @@ from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding
-from gpurun.launch import BIND, BIND_FOR_OTHERS, TOOL_VERSION, Launch, home_of, launch, load_host, load_spec
+from gpurun.launch import BIND, BIND_FOR_OTHERS, Launch, home_of, launch, load_host
+from gpurun.loads import load_spec, plan_load, read_scripts, tool_needs
 from gpurun.preflight import check_forced, look
 from gpurun.resolve import AGAIN, BASELINE
 from gpurun.rules import parallel_sizes
 from gpurun.samples import Record, Sample
+from gpurun.tools import load_tool
 from gpurun.tree import digest
 
 _T = TypeVar("_T")
@@ -87,6 +90,7 @@ class Plan(Record):
     findings: list[Finding]
     forced: list[str]
     samples: list[PlannedSample]
+    scripts: dict[str, str] = Field({})  # SHA-256 -> text of the benchmark scripts, which samples name by it
 
 
 def build(
@@ -115,6 +119,7 @@ def build(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     found, refused = look(campaign, cases, launches, facts, forced)
+    scripts = read_scripts(campaign.document.name, cases)
     samples: list[PlannedSample] = []
     for number in range(1, campaign.rounds + 1):
         for host, known in facts.items():
@@ -124,8 +129,8 @@ def build(
             dead = [group for group in groups.values() if (host, group[0].id) in refused]
             alive = [group for group in groups.values() if (host, group[0].id) not in refused]
             for group in [*(_ordered(alive, campaign, number, host) if alive else ()), *dead]:
-                why = refused.get((host, group[0].id))
-                samples += _samples(campaign, group, launches[host, group[0].id], host, known, run_id, number, why)
+                one, why = launches[host, group[0].id], refused.get((host, group[0].id))
+                samples += _samples(campaign, group, one, host, known, run_id, number, scripts, why)
     return Plan(
         run=run_id,
         campaign=campaign.name,
@@ -146,17 +151,19 @@ def build(
         needs={
             **{
                 host: _needs(
-                    [launches[host, case.id] for case in cases if (host, case.id) not in refused], host not in elsewhere
+                    [launches[host, case.id] for case in cases if (host, case.id) not in refused],
+                    [] if host in elsewhere else cases,
                 )
                 for host in facts
             },
-            **{other: _needs([], True) for other in elsewhere.values()},
+            **{other: _needs([], cases) for other in elsewhere.values()},
         },
         estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
-        notes=[*_load_notes(elsewhere), *_notes(cases, facts, launches)],
+        notes=[*_load_notes(elsewhere), *_notes(cases, facts, launches), *_tool_notes(cases)],
         findings=found,
         forced=list(forced),
         samples=samples,
+        scripts={hashlib.sha256(text.encode()).hexdigest(): text for text in scripts.values()},
     )
 
 
@@ -213,6 +220,7 @@ def _samples(
     facts: Mapping[str, Any],
     run_id: str,
     number: int,
+    scripts: Mapping[str, str],
     refused: dict[str, Any] | None,
 ) -> list[PlannedSample]:
     """The samples of one round on one server."""
@@ -228,7 +236,6 @@ def _samples(
     }
     elsewhere = load_host(host, facts)
     home = home_of(facts) if elsewhere is None else elsewhere["home"]
-    tool = f"{home}/tools/builtin-{TOOL_VERSION}"
     samples = []
     for place, case in enumerate(group):
         job = f"r{number}-{case.id}"
@@ -240,24 +247,23 @@ def _samples(
         address = BIND if elsewhere is None else elsewhere["address"]
         spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address)
         asked = {key: value for key, value in spec.items() if key not in ("base_url", "progress", "timeout_s")}
+        tool = plan_load(case, found, host, home, folder, spec, scripts)
+        used = [tool["tool"], tool["version"]]
+        if tool["tool"] != "builtin":  # its specification is all that a builtin load is; others have more in their argv
+            used += [[word.replace(folder, "") for word in tool["argv"]], tool["files"], tool["parse"]]
         samples.append(
             PlannedSample(
                 **_identity(case),
                 id=f"{number}/{case.id}/{host}",
                 round=number,
                 host=host,
-                content=digest(
-                    [found.content, asked, "builtin", TOOL_VERSION, *(["remote"] if elsewhere else []), driver]
-                ),
+                content=digest([found.content, asked, *used, *(["remote"] if elsewhere else []), driver]),
                 server=server,
                 load={
                     "job": job,
                     "host": elsewhere and elsewhere["host"],
                     "home": home,
-                    "tool": "builtin",
-                    "version": TOOL_VERSION,
-                    "argv": [f"{tool}/bin/python", "-m", "loadgen", f"{folder}/spec.json", f"{folder}/raw.json"],
-                    "cwd": tool,
+                    **tool,
                     "spec": spec,
                     "timeout_s": limits.sample,
                     "error_rate": case.load.limits.error_rate,
@@ -284,11 +290,16 @@ def _engines(launches: Launches) -> dict[str, str]:
     return {name: ", ".join(what) for name, what in found.items()}
 
 
-def _needs(launches: Sequence[Launch], loads: bool) -> dict[str, list[dict[str, Any]]]:
+def _needs(launches: Sequence[Launch], loads: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
     engines = {digest(one.install): one.install for one in launches if one.install is not None}
     models = {digest(model): model for one in launches if (model := one.server["model"])["kind"] is not None}
-    tools = [{"name": "builtin", "version": TOOL_VERSION}] if loads else []
-    return {"engines": list(engines.values()), "models": list(models.values()), "tools": tools}
+    return {"engines": list(engines.values()), "models": list(models.values()), "tools": tool_needs(loads)}
+
+
+def _tool_notes(cases: Sequence[Case]) -> list[str]:
+    """What the tools themselves say of the numbers that they give."""
+    names = dict.fromkeys(case.load.tool for case in cases)
+    return [f"{name}: {note}" for name in names for note in load_tool(name).notes]
 
 
 def _notes(cases: Sequence[Case], facts: Mapping[str, Any], launches: Launches) -> list[str]:

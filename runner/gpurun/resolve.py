@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from gpurun.complaints import Complaints, nearest
-from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Server
+from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Script, Server
 from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
-from gpurun.template import FACTS, TemplateError, is_template, unknown_facts
+from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_template, unknown_facts
+from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
 BASELINE = "baseline"
@@ -92,15 +93,29 @@ def check_texts(root: Node, complaints: Complaints) -> None:
                 complaints.add("no template is filled in here", text, hint=hint)
 
 
-def _check_template(text: Node, complaints: Complaints) -> None:
+def check_script(root: Node, benchmark: str, script: Script, complaints: Complaints) -> None:
+    """Complain about a script that cannot be read, or whose arguments use unknown facts."""
+    node = root.at("benchmarks", benchmark, "script")
+    assert node is not None
+    if script.file is not None:
+        try:
+            read_script(root.place.file, script.file)
+        except ValueError as error:
+            complaints.add(str(error), node, ("file",), hint="its path is relative to the campaign's folder")
+    for key in ("args", "command"):
+        for text in node.items()[key].texts() if key in node.items() else ():
+            _check_template(text, complaints, SCRIPT_FACTS)
+
+
+def _check_template(text: Node, complaints: Complaints, facts: Facts = FACTS) -> None:
     try:
-        unknown = unknown_facts(text.value)
+        unknown = unknown_facts(text.value, facts)
     except TemplateError as error:
         complaints.add(f"broken template: {error}", text, hint="`{{ '{{' }}` writes `{{` itself")
         return
     for fact in unknown:
         base, _, attribute = fact.partition(".")
-        names = (FACTS[base] or ()) if attribute else tuple(FACTS)
+        names = (facts[base] or ()) if attribute else tuple(facts)
         near = nearest(attribute or base, names)
         near = f"{base}.{near}" if attribute and near else near
         complaints.add(f"the template uses the unknown fact `{fact}`", text, allowed=tuple(names), nearest=near)

@@ -13,24 +13,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpurun import diagnose, parsers, result, started
+from gpurun import diagnose, result, started, telemetry
 from gpurun.assess import Assessment, assess
 from gpurun.cases import Case, check
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, ExitCode, GpurunError, InterruptedRunError
 from gpurun.load import load_file, load_text
+from gpurun.loads import AFTER
 from gpurun.manifest import Controller, Manifest, RunStatus
+from gpurun.outcome import outcome, own_files
 from gpurun.plan import Plan, build
 from gpurun.plan import load_hosts as planned_load_hosts
 from gpurun.report import write as write_report
+from gpurun.resolve import BASELINE
 from gpurun.result import FailOn
 from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
+from gpurun.tree import map_texts
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
 _LEASE_SLACK_S = 60.0  # for a server to end after its life
-_FAILED = ("failed", "exited")
 
 
 def open_run(
@@ -174,12 +177,16 @@ def wanted_files(
     """Which files and addresses of the server's host make the sample (the arguments of gpurun_collect), and at a start
     the `model` whose sizes are wanted."""
     place = server.get("dir")
-    files = {"server.log": f"{place}/log"} if place else {}
+    own = {"server.log": "log", "telemetry.csv": "telemetry.csv", "answers.json": "answers.json"} if place else {}
+    files = {name: f"{place}/{file}" for name, file in own.items()}
     if load and load.get("dir") and not planned["load"].get("host"):
-        files |= {"client.log": f"{load['dir']}/log", "raw.json": f"{load['dir']}/raw.json"}
-    effective = planned["server"].get("effective")
-    alive = server.get("status") == "ready" and effective
-    urls = {"effective.json": f"http://127.0.0.1:{server['port']}{effective['path']}"} if alive else {}
+        files |= {name: f"{load['dir']}/{file}" for name, file in planned["load"]["left"].items()}
+    paths = {
+        "effective.json": (planned["server"].get("effective") or {}).get("path"),
+        AFTER: planned["server"].get("metrics_path") if load else None,
+    }
+    alive = server.get("status") == "ready"
+    urls = {name: f"http://127.0.0.1:{server['port']}{path}" for name, path in paths.items() if alive and path}
     more = started.wanted(planned, server)
     return {"files": files, "urls": {**urls, **more.pop("urls", {})}, **more}
 
@@ -190,9 +197,10 @@ def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> 
     `start` and `stop` mark the first and the last of neighbours that share a server, whatever was measured before.
     """
     home = {(s.round, s.case) for s in store.samples() if s.host == host}
+    plan = store.plan
     todo = [
-        dict(planned)
-        for planned in store.plan["samples"]
+        _attempt(planned, store.attempts(planned["round"], planned["case"], host), plan.get("scripts", {}))
+        for planned in plan["samples"]
         if planned["host"] == host
         and (rounds is None or planned["round"] in rounds)
         and (planned["round"], planned["case"]) not in home
@@ -202,6 +210,45 @@ def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> 
         planned["start"] = index == 0 or jobs[index - 1] != jobs[index]
         planned["stop"] = index == len(todo) - 1 or jobs[index + 1] != jobs[index]
     return todo
+
+
+def _attempt(planned: Mapping[str, Any], before: int, scripts: Mapping[str, str]) -> dict[str, Any]:
+    """A planned sample as it is handed to the roles: with the text of its script, and with jobs of its own where it was
+    tried `before`: a job's name is used once on a host."""
+    files = {name: scripts[digest] for name, digest in (planned["load"].get("files") or {}).items()}
+    sample: dict[str, Any] = {**planned, "load": {**planned["load"], "files": files}}
+    if before:
+        old, number = sample["load"]["job"], f"-{before + 1}"
+        moved = map_texts(planned["load"], lambda text: text.replace(f"/{old}/", f"/{old}{number}/"))
+        sample["load"] = {**moved, "files": files, "job": f"{old}{number}"}
+        sample["server"] = {**sample["server"], "job": f"{sample['server']['job']}{number}"}
+    return sample
+
+
+def repeat_tainted(store: RunStore, host: str, number: int) -> list[Sample]:
+    """Set the samples of a host's round aside that are tainted by what may have passed, so that they are measured
+    again, each once. Returns them."""
+    found = [
+        sample
+        for sample in store.samples()
+        if (sample.host, sample.round, sample.status) == (host, number, "measured")
+        and telemetry.passing(sample.taints)
+        and not store.attempts(number, sample.case, host)
+    ]
+    for sample in found:
+        store.set_aside(sample)
+    return found
+
+
+def _baseline_answers(store: RunStore, planned: Mapping[str, Any]) -> bytes | None:
+    """What the baseline of this sample answered on its host when it started, in any round so far."""
+    like = ("benchmark", "axes", "host")
+    for other in store.plan["samples"]:
+        if other["variant"] == BASELINE and all(other[key] == planned[key] for key in like):
+            answers = store.kept(other["round"], other["case"], other["host"], "answers.json")
+            if answers is not None:
+                return answers
+    return None
 
 
 def record(
@@ -218,8 +265,8 @@ def record(
     `server` and `load` are what gpurun_job said of the two jobs; `files` holds server.log, client.log, raw.json and
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
-    found = _outcome(planned, server, load, files)
-    failure = None
+    files, failure = own_files(files, load), None
+    found = outcome(planned, server, load, files, _baseline_answers(store, planned))
     if isinstance(found, Failure):
         failure = found.model_copy(update={"expected": found.klass == planned.get("expect")})
     prediction, files = started.keep(planned, store.manifest.hosts.get(planned["host"], {}), files)
@@ -229,7 +276,7 @@ def record(
         prediction=prediction,
         metrics={} if isinstance(found, Failure) else found.metrics,
         failure=failure,
-        taints=[] if isinstance(found, Failure) else found.problems,
+        taints=[] if isinstance(found, Failure) else found.taints,
         engine=planned["server"]["engine"],
         timing=Timing(
             wall_s=time.time() - began,
@@ -307,83 +354,6 @@ def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = 
 def _identity(store: RunStore, planned: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("variant", "benchmark", "case", "axes", "round", "host", "content")
     return {"run": store.manifest.run, **{key: planned[key] for key in keys}}
-
-
-def _outcome(
-    planned: Mapping[str, Any],
-    server: Mapping[str, Any],
-    load: Mapping[str, Any] | None,
-    files: Mapping[str, bytes],
-) -> Failure | parsers.ParsedLoad:
-    """Why the sample has no number, or what was measured."""
-    log = files.get("server.log", b"").decode(errors="replace")
-    engine = str(planned["server"]["engine"]["name"])
-    if server.get("status") in _FAILED and not server.get("ready_at"):
-        return _explain(log, engine, server, None)
-    if load is None or load.get("reason") == "server_died" or server.get("status") in _FAILED:
-        return _explain(log, engine, server, "serving")
-    late = load.get("reason") == "time_limit"
-    if not late and (load.get("exit_code") != 0 or "raw.json" not in files):
-        said = files.get("client.log", b"").decode(errors="replace").strip().splitlines()
-        proof = said[-1] if said else str(load.get("message") or f"exit code {load.get('exit_code')}")
-        return _of_the_load("client_error", proof, "see client.log in the sample's directory")
-    if late:
-        problem: str | None = f"the load did not end within {planned['load']['timeout_s']:g} s{_reached(load)}"
-        advice = _ADVICE_LATE
-    else:
-        try:
-            parsed = parsers.parse_builtin(json.loads(files["raw.json"]))
-        except ValueError as error:  # the middle of a file of more than 64 MiB stays on the host
-            return _of_the_load("client_error", f"raw.json is not whole: {error}", "measure fewer requests at a time")
-        problem, advice = parsers.invalid(parsed, planned["load"]["error_rate"]), _ADVICE_INVALID
-        if problem is None:
-            return parsed
-    # A server may outlive its engine, and answer with errors or not at all.
-    if diagnose.classify(log, engine=engine).klass not in ("none", "unknown"):
-        return _explain(log, engine, server, "serving")
-    return _of_the_load("invalid_measurement", str(problem), advice)
-
-
-def _reached(load: Mapping[str, Any]) -> str:
-    """How far a load came, as its client last said."""
-    news = (load.get("progress") or {}).get("progress_file") or {}
-    return f": {news['done']} of {news['total']} requests had ended" if news.get("total") else ""
-
-
-_ADVICE_LATE = (
-    "was the host busy with something else (`gpurun doctor`)? Else raise `timeouts.sample`, or ask for fewer requests"
-)
-_ADVICE_INVALID = "see raw.json and server.log in the sample's directory; no number is given for a load that went wrong"
-
-
-def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None) -> Failure:
-    found = diagnose.classify(
-        log,
-        engine=engine,
-        exit_code=job.get("exit_code"),
-        signal=job.get("signal"),
-        reason=job.get("reason"),
-        message=str(job.get("message") or ""),
-        phase=phase,
-    )
-    advice = found.advice or "see server.log in the sample's directory"
-    if job.get("reason") == "start_hang":  # how it hung (which GPUs were busy meanwhile) stands in no log
-        advice = f"{job.get('message')}. {advice}"
-    unknown = found.klass in ("none", "unknown")
-    klass = ("engine_dead" if phase == "serving" else "unknown") if unknown else found.klass
-    return Failure.model_validate(
-        {
-            "class": klass,
-            "phase": found.phase or phase or "start",
-            "proof": found.proof or str(job.get("message") or ""),
-            "advice": advice,
-            "line": found.line,
-        }
-    )
-
-
-def _of_the_load(klass: FailureClass, proof: str, advice: str) -> Failure:
-    return Failure.model_validate({"class": klass, "phase": "serving", "proof": proof, "advice": advice})
 
 
 def _seconds(job: Mapping[str, Any], begin: str, end: str) -> float | None:

@@ -12,6 +12,7 @@ one: it is there whole or not at all. What would be replaced (a sample repeated 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -163,6 +164,16 @@ class RunStore:
     def set_aside(self, sample: Sample) -> None:
         """Keep a sample under another name, so that it can be measured again."""
         _step_aside(self._place(sample.round, sample.case, sample.host))
+
+    def attempts(self, number: int, case: str, host: str) -> int:
+        """How many times this sample was measured and set aside."""
+        place = self._place(number, case, host)
+        return len(list(place.parent.glob(f"{glob.escape(place.name)}~*")))
+
+    def kept(self, number: int, case: str, host: str, name: str) -> bytes | None:
+        """A file of a sample that is home; None where there is none."""
+        path = self._place(number, case, host) / safe_name(name, "file")
+        return path.read_bytes() if path.is_file() else None
 
     def sample(self, number: int, case: str, host: str) -> Sample:
         """One sample that is home."""

@@ -25,6 +25,10 @@ FACTS: Facts = _DATA["campaign"]
 """What a campaign's templates may use -> its attributes, where those are fixed."""
 ENGINE_FACTS: Facts = {**FACTS, **_DATA["engine"]}
 """The same for the data files of engines."""
+SCRIPT_FACTS: Facts = _DATA["script"]
+"""The same for the arguments of a benchmark script."""
+TOOL_FACTS: Facts = {**SCRIPT_FACTS, **_DATA["tool"]}
+"""The same for the data files of load tools."""
 MAX_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN, less the NUL at its end: execve(2)
 # Whatever a template of a campaign's can do wrong: it is the campaign's mistake, also where it would fill the memory.
 _FAILURES = (

@@ -13,10 +13,18 @@ import yaml
 from tests.e2e.program import Program
 from tests.hosts import HostFleet, TestHost
 
+from gpurun.tools import load_tool
+
 ROOT = Path(__file__).parents[2]
 THERE = "/opt/tests"  # where tests/ lies on the hosts
 BIND = {str(ROOT / "tests"): THERE}
-REQUIREMENTS = ROOT / "roles/load_tool/files/requirements.txt"
+
+
+def builtin_packages() -> list[str]:
+    """What the environment of the builtin load tool is made of."""
+    tool = load_tool("builtin").install
+    assert tool is not None
+    return tool.packages
 
 
 def server(*words: str) -> dict[str, Any]:
@@ -30,7 +38,7 @@ def warm_cache(folder: Path) -> Path:
     environment = folder / "environment"
     subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(environment)], check=True)
     install = [uv, "pip", "install", "-q", "--cache-dir", str(folder / "cache"), "--python", str(environment)]
-    subprocess.run([*install, "-r", str(REQUIREMENTS)], check=True)
+    subprocess.run([*install, *builtin_packages()], check=True)
     return folder / "cache"
 
 

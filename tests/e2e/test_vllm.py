@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.program import ROOT, Place, Program
+from tests.e2e.fleet import builtin_packages
+from tests.e2e.program import Place, Program
 from tests.engines.vllm_cpu import CONTEXT, vllm_cpu
 from tests.hosts import HostFleet, TestHost
 
@@ -64,9 +65,10 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
     folder = tmp_path_factory.mktemp("vllm")
     cache = folder / "uv-cache"
-    tool = ROOT / "roles/load_tool/files/requirements.txt"
     warm = [str(Path(sys.executable).with_name("uv")), "--cache-dir", str(cache), "pip", "install", "--quiet"]
-    subprocess.run([*warm, "--python", "/usr/bin/python3", "--target", str(folder / "tool"), "-r", tool], check=True)
+    subprocess.run(
+        [*warm, "--python", "/usr/bin/python3", "--target", str(folder / "tool"), *builtin_packages()], check=True
+    )
     place = Place(folder / "here", folder / "no home")
     place.campaign(
         server={

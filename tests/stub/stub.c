@@ -7,7 +7,7 @@
  * the ones after it. Each token is one send() unless both delays are zero. SIGTERM or SIGINT writes the log and ends it.
  * The log has a line per request, in the order of reading: when it was read (CLOCK_MONOTONIC, ns), then for each
  * token the ns from then to just before its send(). Only what the benchmark needs is understood: POST with a
- * Content-Length and "max_tokens"; one request at a time per connection. */
+ * Content-Length and "max_tokens", and GET, whose answer is a list of models; one request at a time per connection. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -157,13 +157,30 @@ static void send_due(struct conn *c)
 static void serve(struct conn *c)
 {
     static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+    static const char models[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 31\r\n\r\n"
+                                 "{\"data\":[{\"id\": \"stub\"      }]}";
+    static const char missing[] = "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}";
     char *end, *field;
     c->in[c->in_len] = 0;
-    if (!(end = strstr(c->in, "\r\n\r\n")) || !(field = strcasestr(c->in, "\r\ncontent-length:")))
+    if (!(end = strstr(c->in, "\r\n\r\n")))
+        return;
+    if (!strncmp(c->in, "GET ", 4)) { /* a tool looks whether a server is there */
+        c->in_len = 0;
+        put(c, models, sizeof models - 1);
+        flush(c);
+        return;
+    }
+    if (!(field = strcasestr(c->in, "\r\ncontent-length:")))
         return;
     size_t whole = end + 4 - c->in + strtoul(field + 17, NULL, 10);
     if (c->in_len < whole)
         return;
+    if (!strstr(c->in, "/completions HTTP/")) { /* a tool tries to have its prompts counted */
+        c->in_len = 0;
+        put(c, missing, sizeof missing - 1);
+        flush(c);
+        return;
+    }
     if (!(field = strstr(end, "\"max_tokens\":")) || (c->tokens = atoi(field + 13)) < 1 || c->tokens > MAX_TOKENS) {
         fprintf(stderr, "stub: max_tokens must be from 1 to %d\n", MAX_TOKENS);
         exit(1);

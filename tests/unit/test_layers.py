@@ -20,6 +20,7 @@ PURE = (
     *("matrix", "cases", "launch", "plan", "plan_text"),
     *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
     *("fit.check", "effective", "started"),
+    *("tools", "loads", "foreign", "counters", "telemetry", "validity", "outcome"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),
 )
 EDGE = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import GpurunError
@@ -142,6 +142,7 @@ def test_another_schema_is_refused() -> None:
         parse_builtin({"schema": "gpurun.load/2"})
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 1))
 def test_percentile_is_numpys(values: list[float], share: float) -> None:
     assert percentile(sorted(values), share) == pytest.approx(numpy.percentile(values, share * 100), abs=1e-6)

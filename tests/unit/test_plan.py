@@ -22,7 +22,7 @@ from gpurun.commands.schema import command as schema_command
 from gpurun.commands.validate import command as validate_command
 from gpurun.compare import cases_of
 from gpurun.errors import ConfigError
-from gpurun.launch import TOOL_VERSION, model_on_host
+from gpurun.launch import model_on_host
 from gpurun.load import load_text
 from gpurun.manifest import Controller, Manifest
 from gpurun.plan import Plan, build
@@ -30,6 +30,7 @@ from gpurun.plan_text import render_plan, span
 from gpurun.samples import Failure, Sample, Timing
 from gpurun.steps import resume_run
 from gpurun.store import RunStore
+from gpurun.tools import load_tool
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan"
@@ -404,7 +405,10 @@ def test_what_a_host_needs() -> None:
     ]
     (model,) = needs["models"]
     assert model["kind"] == "wheel" and model["path"].startswith("/root/.gpurun/models/" + model["key"] + "/")
-    assert needs["tools"] == [{"name": "builtin", "version": TOOL_VERSION}]
+    tool = load_tool("builtin")
+    assert tool.install is not None
+    (needed,) = needs["tools"]
+    assert (needed["name"], needed["version"], needed["packages"]) == ("builtin", tool.version, tool.install.packages)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +487,7 @@ def test_the_load_is_one_that_the_load_tool_accepts() -> None:
         from loadgen.spec import parse_spec
     finally:
         sys.path.pop(0)
-    assert loadgen.__version__ == TOOL_VERSION
+    assert loadgen.__version__ == load_tool("builtin").version
     for sample in plan_of(CAMPAIGN).samples:
         text = json.dumps(sample.load["spec"]).replace("@GPURUN_PORT@", "8000")
         assert parse_spec(json.loads(text)).model == "smollm2"

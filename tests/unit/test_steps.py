@@ -17,6 +17,7 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 READY = {"status": "ready", "started_at": 1.0, "ready_at": 2.0}
 DIED = {**READY, "status": "failed", "reason": "exited", "exit_code": 0, "message": "ended by itself with exit code 0"}
 _CASE = {"round": 1, "host": "h", "case": "baseline-chat-1", "variant": "baseline", "benchmark": "chat", "axes": {}}
+SPEC = {"load": {"concurrency": 4}, "requests": 10, "warmup": 0, "data": {"kind": "file", "output_tokens": 2}}
 PLANNED: dict[str, Any] = _CASE | {
     "content": "c",
     "expect": None,
@@ -28,7 +29,7 @@ PLANNED: dict[str, Any] = _CASE | {
         "env": {},
         "model": {"name": "m", "path": None},
     },
-    "load": {"timeout_s": 60, "error_rate": 0.01},
+    "load": {"timeout_s": 60, "error_rate": 0.01, "spec": SPEC},
 }
 
 
@@ -46,6 +47,7 @@ def brought(tmp_path: Path, log: str, server: dict[str, Any], failed: int) -> tu
     """The failure's class and the metrics, after a load that ended with 0 and this server's log."""
     manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
     store = RunStore.create(tmp_path, "version: 1\n", manifest)
+    store.write_plan({"samples": [PLANNED]})
     files = {"server.log": (LOGS / log).read_bytes(), "raw.json": raw(failed)}
     load = {"status": "exited", "exit_code": 0, "started_at": 3.0, "ended_at": 4.0}
     sample = record(store, PLANNED, server=server, load=load, files=files, began=0.0)

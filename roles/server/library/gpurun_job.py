@@ -31,6 +31,9 @@ options:
   env: {description: Environment of the job, over a small inherited part of the login user's., type: dict}
   secrets: {description: More environment, which is written to no file and to no command line., type: dict}
   files: {description: "Files to write into the job's folder first, name to text.", type: dict}
+  scrape:
+    description: "Addresses to read into files of the job's folder before it starts, name to address."
+    type: dict
   cwd: {description: Working folder; the job's own by default., type: str}
   container:
     description:
@@ -197,6 +200,7 @@ def main() -> None:
             "env": {"type": "dict"},
             "secrets": {"type": "dict", "no_log": True},
             "files": {"type": "dict"},
+            "scrape": {"type": "dict"},
             "cwd": {"type": "str"},
             "container": {"type": "dict"},
             "port": {"type": "int"},

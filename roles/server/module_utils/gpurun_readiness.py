@@ -39,6 +39,7 @@ class Readiness(threading.Thread):
         self.blind = False  # our processes are in a container, as other users: whose the port is cannot be seen
         self.phases: dict[str, float] = {}
         self.verdict: tuple[str, str] | None = None
+        self.answers: list[Any] | None = None
 
     @property
     def done(self) -> bool:
@@ -58,6 +59,7 @@ class Readiness(threading.Thread):
                 self._reach("model_at")
                 self._generate()
             if not self.verdict:
+                self._put_questions()
                 self._reach("ready_at")
         except Exception as error:  # whatever an answer holds, the start ends with a sentence and not without an end
             self.verdict = ("generation_failed", f"asking the server failed: {type(error).__name__}: {error}")
@@ -142,6 +144,19 @@ class Readiness(threading.Thread):
                     self.verdict = ("generation_failed", message)
                     return
             time.sleep(_PAUSE_S * 5)
+
+    def _put_questions(self) -> None:
+        """Ask what shows whether it talks sense, before any load: one that does not answer is judged by its load."""
+        ask = self.ready.get("ask")
+        if not ask:
+            return
+        self.answers = []
+        for body in ask["bodies"]:
+            try:
+                status, answer = self._ask(ask["path"], float(ask["timeout_s"]), body)
+                self.answers.append(json.loads(answer) if status == 200 else None)
+            except (TimeoutError, ValueError):
+                self.answers.append(None)
 
     def _answered(self, body: bytes) -> bool:
         key = self.ready.get("answer")

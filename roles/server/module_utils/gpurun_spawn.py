@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -22,13 +23,15 @@ from ansible.module_utils import (
     gpurun_processes,
     gpurun_readiness,
     gpurun_supervisor,
+    gpurun_telemetry,
 )
 from ansible.module_utils.gpurun_jobs import Job, JobError, State
 from ansible.module_utils.gpurun_supervisor import write_state
 
 PORT = "@GPURUN_PORT@"
-_PARTS = (gpurun_gpus, gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_supervisor)
+_PARTS = (gpurun_gpus, gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_telemetry, gpurun_supervisor)
 _SPEC_S = 15.0
+_SCRAPE_S = 5.0
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
 # controller's, with whatever tokens it has; and a server should not change with the shell that gpurun was called from.
 _INHERITED = (
@@ -43,8 +46,8 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     False if somebody else has just created it.
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
-    address, ready, container (see gpurun_containers), gpus (what gpurun_gpu_guard knew before),
-    and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
+    address, ready, scrape (name -> address to read into a file first), container (see gpurun_containers), gpus (what
+    gpurun_gpu_guard knew before), and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
     """
     _check(wanted)
     port = _port(job, kind, wanted)
@@ -78,6 +81,11 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     try:
         for name, text in (wanted["files"] or {}).items():
             _write_private(job.directory / name, _filled(text, port))
+        for name, url in (wanted.get("scrape") or {}).items():
+            with contextlib.suppress(OSError, ValueError):  # no answer, no file
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                with opener.open(_filled(url, port), timeout=_SCRAPE_S) as answer:
+                    _write_private(job.directory / name, answer.read().decode(errors="replace"))
         if wanted.get("container"):
             asked.update(gpurun_containers.run_argv(job, wanted, asked["argv"], _given(job, wanted)))
             write_state(job.directory / "job.json", asked)
@@ -156,6 +164,7 @@ def _spec(job: Job, wanted: State, port: int | None, asked: State) -> State:
         "address": wanted["address"],
         "port": port,
         "nvidia_smi": (wanted.get("gpus") or {}).get("nvidia_smi"),
+        "visible": (wanted.get("gpus") or {}).get("visible"),
         **limits,
     }
 

@@ -88,6 +88,7 @@ class Job:
         self.status: int | None = None
         self.ended_at: float | None = None
         self.message = ""
+        self.telemetry: Any = None
 
     def start(self) -> None:
         """Start the child. Raises OSError (no such program, no such folder, no memory)."""
@@ -155,9 +156,19 @@ class Job:
                 if reason:
                     return reason
                 left_s = min(left_s, wait_s)
+                if self.telemetry is None and judge.readiness.done:
+                    self._look_on()
             told = signal.sigtimedwait(_WAITED, left_s)
             if told is not None and told.si_signo in _ASKED:
                 return self.asked()
+
+    def _look_on(self) -> None:
+        """From now on, as a start is judged by the processor time of the whole tree, and this takes some."""
+        from ansible.module_utils.gpurun_telemetry import Telemetry
+
+        spec, pids = self.spec, lambda: {process.pid for process in self.living()}
+        self.telemetry = Telemetry(self.directory, spec.get("nvidia_smi"), pids, spec.get("visible"))
+        self.telemetry.start()
 
     def asked(self) -> str:
         """Who asks for an end may leave a reason; else it was a plain stop."""
@@ -226,6 +237,8 @@ class Start:
 
     def _changed(self) -> None:
         with contextlib.suppress(OSError):
+            if self.readiness.answers is not None and "ready_at" in self.readiness.phases:
+                write_state(self.job.directory / "answers.json", {"answers": self.readiness.answers})
             write_state(self.job.directory / "ready.json", dict(self.readiness.phases))
         os.kill(os.getpid(), _WAKE)
 
@@ -315,6 +328,8 @@ def supervise(directory: Path) -> None:
     except Exception as error:  # whatever it was, the tree is ended and the end is told
         traceback.print_exc()
         job.message = f"the supervisor failed: {type(error).__name__}: {error}"
+    if job.telemetry is not None:
+        job.telemetry.stop()
     left = job.end(_LEFTOVER_S if reason == "exited" else job.spec["stop_s"])
     write_reserved(ended, _conclusion(job, reason, left))
 

@@ -33,6 +33,7 @@ options:
     type: str
     required: true
   uv: {description: "uv on this host; where it does not run, one on PATH.", type: str, required: true}
+  exact: {description: "Install these packages only, without what they ask for.", type: bool, default: false}
   cache: {description: "uv's cache, unless UV_CACHE_DIR is set.", type: str, required: true}
   python: {description: "Python version of the environment; by default the Python that runs this module.", type: str}
   files:
@@ -116,6 +117,7 @@ class Environment:
         listing = self.path / "requirements.txt"
         listing.write_text(self.requirements, encoding="utf-8")
         install = [uv, "pip", "install", "--python", str(self.python), "-r", str(listing)]
+        install += ["--no-deps"] if self.params["exact"] else []
         run(install, str(self.path), env, what, report)
         versions = self.versions()
         for packages in (self.path / "lib").glob("python*/site-packages"):
@@ -179,6 +181,7 @@ def main():
             "requirements": {"type": "str", "required": True},
             "uv": {"type": "str", "required": True},
             "cache": {"type": "str", "required": True},
+            "exact": {"type": "bool", "default": False},
             "python": {"type": "str"},
             "files": {"type": "dict", "default": {}},
             "check": {"type": "list", "elements": "str", "default": []},

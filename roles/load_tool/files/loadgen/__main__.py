@@ -19,7 +19,7 @@ from typing import Any
 
 from loadgen import __version__
 from loadgen.prompts import Prompts, server_counter
-from loadgen.record import Progress, write_raw
+from loadgen.record import Progress, output_tokens, write_raw
 from loadgen.spec import Spec, SpecError, read_spec
 from loadgen.window import Pool, Window, arrivals
 from loadgen.wire import Requests, resolve
@@ -151,6 +151,7 @@ class _Measurement:
                 "requests": len(warmup.ended),
                 "failed": sum(1 for exchange in warmup.ended if exchange.stream.error is not None),
                 "duration_s": round((warmup.stop - warmup.start) / 1e9, 6),
+                "output_tokens": sum(output_tokens(exchange) for exchange in warmup.ended),
             }
             if self.signals.number:
                 return

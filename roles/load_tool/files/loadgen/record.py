@@ -92,6 +92,11 @@ def _record(exchange: Exchange, start: int, window_ns: int | None) -> dict[str, 
     return record
 
 
+def output_tokens(exchange: Exchange) -> int:
+    """Output tokens of an answer, as it is recorded."""
+    return _tokens(exchange)[1]
+
+
 def _tokens(exchange: Exchange) -> tuple[int | None, int, bool]:
     """Prompt and output tokens by the server's count; without its usage: none, and the number of content events."""
     usage = exchange.stream.usage
