@@ -44,7 +44,7 @@ def test_a_script_and_the_builtin_client_in_one_campaign(tmp_path: Path, home: P
     place.campaign(server=server("--token-delay", "0.005"), benchmarks={"chat": chat, "mine": MINE})
     program = place.bench("--json")
     try:
-        assert program.finish() == 0, program.stderr
+        assert program.finish(240) == 0, program.stderr
         samples = {sample["benchmark"]: sample for sample in json.loads(program.stdout)["samples"]}
         assert samples["mine"]["failure"] is None
         metrics = samples["mine"]["metrics"]

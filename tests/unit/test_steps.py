@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.manifest import Controller, Manifest
-from gpurun.steps import open_store, record, secret_values
+from gpurun.steps import open_store, pending, record, repeat_tainted, secret_values
 from gpurun.store import RunStore
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -93,3 +93,43 @@ def test_what_a_load_is_called(
     found, metrics = brought(tmp_path, log, server, failed)
     assert found == klass
     assert bool(metrics) is (klass is None)
+
+
+def test_a_sample_that_something_passing_taints_is_measured_again_once(tmp_path: Path) -> None:
+    planned = PLANNED | {"id": "1/c/h"}
+    planned["load"] = {
+        **PLANNED["load"],
+        "job": "r1-c",
+        "argv": ["/h/jobs/run/r1-c/spec.json"],
+        "files": {"a.py": "f00"},
+    }
+    planned["server"] = {**PLANNED["server"], "job": "r1-s"}
+    manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
+    store = RunStore.create(tmp_path, "version: 1\n", manifest)
+    store.write_plan({"samples": [planned], "scripts": {"f00": "print()"}})
+    (first,) = pending(store, "h")
+    assert (first["load"]["job"], first["load"]["files"]) == ("r1-c", {"a.py": "print()"})
+    load = {"status": "exited", "exit_code": 0, "started_at": 1.0, "ended_at": 4.0}
+    sensors = "unix_s,swapped_pages,strangers\n" + "".join(f"{at}.0,200,\n" for at in range(1, 5))
+    files = {"raw.json": raw(0), "telemetry.csv": sensors.encode()}
+    sample = record(store, planned, server=READY, load=load, files=files, began=0.0)
+    assert sample.status == "measured" and sample.taints == ["swap: the host swapped 3 MiB"]
+    assert [one.taints for one in repeat_tainted(store, "h", 1)] == [sample.taints]
+    (again,) = pending(store, "h")
+    assert (again["load"]["job"], again["server"]["job"]) == ("r1-c-2", "r1-s-2")
+    assert again["load"]["argv"] == ["/h/jobs/run/r1-c-2/spec.json"] and again["load"]["files"] == {"a.py": "print()"}
+    record(store, again, server=READY, load=load, files=files, began=0.0)
+    assert repeat_tainted(store, "h", 1) == [] and pending(store, "h") == []  # it is kept, tainted as it is
+    assert len(list(store.directory.glob("samples/1/*/h~1/sample.json"))) == 1  # and so is the first
+    assert store.samples()[0].taints == sample.taints
+
+
+def test_a_check_that_fails_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLANNED["load"], "spec", {**SPEC, "requests": 11})
+    manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
+    store = RunStore.create(tmp_path, "version: 1\n", manifest)
+    store.write_plan({"samples": [PLANNED]})
+    load = {"status": "exited", "exit_code": 0, "started_at": 3.0, "ended_at": 4.0}
+    sample = record(store, PLANNED, server=READY, load=load, files={"raw.json": raw(0)}, began=0.0)
+    assert sample.failure is not None and sample.failure.klass == "invalid_measurement"
+    assert sample.failure.proof == "requests: 10 requests ended, 11 were asked for"
