@@ -61,8 +61,8 @@ def vllm(question: Question) -> Answer:
 def _vllm_batch(question: Question, rule: Mapping[str, Any], gpus: Gpus) -> tuple[int, int]:
     """Tokens in a batch and sequences at once, as `vllm serve` chooses them by the card."""
     rules = rule["batch"]
-    large = gpus.memory_mib / 1024 >= rules["above_gib"] and not any(word in gpus.name for word in rules.get("not", ()))
-    batch, sequences = rules["large" if large else "small"]
+    memory = 0.0 if any(word in gpus.name for word in rules["not"]) else gpus.memory_mib / 1024
+    _, batch, sequences = next(tier for tier in rules["tiers"] if memory >= tier[0])
     if question.context and batch < question.context <= rules.get("context_to", 0):
         batch = question.context
     return int(question.get("chunk", batch)), int(question.get("max_running", sequences))
