@@ -64,6 +64,18 @@ class FlagRules(Part):
     reserved: dict[str, str] = {}  # flags that gpurun sets itself -> why
 
 
+class Options(Part):
+    """How the engine tells, without a GPU, which flags it takes: by `--help` after its command, or by its parser.
+
+    `parser` is Python for the engine's environment that makes `parser` and, where it can, `version`.
+    """
+
+    help: bool = False
+    parser: str | None = None
+    underscores: bool = False  # `--a_b` is taken for `--a-b`
+    dotted: bool = False  # `--a.b 1` sets one key of a JSON value
+
+
 class Ready(Part):
     """When a server is ready: health answers 200, the model list names the model, a generation has answered."""
 
@@ -113,6 +125,7 @@ class Engine(Part):
     defaults: dict[str, Any] = {}  # flags unless the campaign says otherwise
     env: dict[str, str] = {}  # environment unless the campaign says otherwise
     flags: FlagRules = FlagRules()
+    options: Options = Options()
     ready: Ready = Ready()
     effective: Effective | None = None
     metrics: Metrics | None = None
@@ -136,7 +149,8 @@ def load_engine(name: str) -> Engine:
 
 def canonical(rules: FlagRules, flag: str) -> str:
     """The long name of a flag in this engine's main spelling."""
-    plain = flag.replace("_", "-") if rules.same_underscore else flag
+    base, dot, key = flag.partition(".")  # what follows the dot is a key of JSON, which is spelled as it is
+    plain = (base.replace("_", "-") if rules.same_underscore else base) + dot + key
     return rules.aliases.get(plain, plain)
 
 

@@ -101,6 +101,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     argv = [word for item in command or [] if (word := render(item, own))]
     argv += [fill(item, ("argv", number)) for number, item in enumerate(server.argv or [])]
     flags = {}
+    flags_from = len(argv)
     for flag, value in (server.flags or {}).items():
         argv += flags_argv(engine.flags, {flag: value}, partial(fill, path=("flags", flag)))
         if value is not None:
@@ -131,6 +132,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         "engine": about,
         "model": model,
         "argv": argv,
+        "flags_from": flags_from,
         "env": env,
         "secrets": list(server.secrets or []),
         "port": server.port,

@@ -85,6 +85,7 @@ class _Serve(Session):
             self._refuse_lost()
             self._prepare(hosts)
             self._refuse_lost()
+            self._refuse_failed({})
             return plan.run, self._start(hosts, plan)
         except BaseException as error:
             self._clean_up(hosts)
@@ -113,16 +114,20 @@ class _Serve(Session):
                 reach[event.host] = event.result["msg"]
         self._note_lost(playbook.outcome)
         self._refuse_lost()
+        self._refuse_failed(jobs)
+        return [_served(host, jobs[host], reach[host], planned[host].server) for host in hosts]
+
+    def _refuse_failed(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """GpurunError if a server is known not to become ready; `jobs` are those that were started."""
         for sample in self._store.samples() if self._store else ():
             if sample.failure is not None:
-                failure, job = sample.failure, jobs[sample.host]
+                failure, job = sample.failure, jobs.get(sample.host)
                 why = f"{failure.klass} ({failure.phase}): {failure.proof}"
                 raise GpurunError(
                     f"{sample.host}: the server did not become ready: {why}",
-                    where=f"{sample.host}:{job.get('dir')}/log",
+                    where=f"{sample.host}:{job.get('dir')}/log" if job else None,
                     hint=failure.advice,
                 )
-        return [_served(host, jobs[host], reach[host], planned[host].server) for host in hosts]
 
     def _refuse_lost(self) -> None:
         if self._lost:

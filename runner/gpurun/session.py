@@ -96,7 +96,7 @@ class Session:
                 self._note_ended(event.host, event.result["ended"])
             if event.kind == "ok" and event.result.get("failure"):  # of one model among several
                 self._emit(events.Notice(str(event.result["failure"]["message"]), event.host))
-            if event.kind == "ok" and task == "Try an all-reduce":
+            if event.kind == "ok" and task in ("Check the flags", "Try an all-reduce"):
                 self._note_refused(event.host, event.result)
             if event.kind == "start" and task in _PREPARATIONS and (event.host, task) not in told:
                 told.add((event.host, task))

@@ -39,6 +39,9 @@ def number(text: str, _: Any) -> float:
         raise ValueError(f"invalid number: {text!r}") from None
 
 
+integer.shown = number.shown = "N"  # type: ignore[attr-defined]
+
+
 def string(text: str, _: Any) -> str:
     return text
 
@@ -88,6 +91,10 @@ def gpu_layers(text: str, x: Any) -> int:
     return {"auto": -1, "all": -2}[text] if text in ("auto", "all") else integer(text, x)
 
 
+positive.shown = threads.shown = slots.shown = port.shown = "N"  # type: ignore[attr-defined]
+gpu_layers.shown = "N    a number, 'auto' or 'all'"  # type: ignore[attr-defined]
+
+
 def one_of(**words: Any) -> Callable[[str, Any], Any]:
     """A word out of several (`_` in a keyword stands for `-`)."""
     table = {word.strip("_").replace("_", "-"): value for word, value in words.items()}
@@ -97,6 +104,7 @@ def one_of(**words: Any) -> Callable[[str, Any], Any]:
             raise ValueError(f"unknown value {text!r}, expected one of: {', '.join(table)}")
         return table[text]
 
+    read.shown = f"{{{','.join(table)}}}"  # type: ignore[attr-defined]
     return read
 
 
@@ -108,12 +116,18 @@ def enum(name: str, prefix: str, allowed: str) -> Callable[[str, Any], Any]:
             raise ValueError(f"unknown value {text!r}, expected one of: {', '.join(allowed.split())}")
         return getattr(getattr(x, name), prefix + text.upper().replace("-", "_"))
 
+    read.shown = f"{{{','.join(allowed.split())}}}"  # type: ignore[attr-defined]
     return read
 
 
 def enums(name: str, prefix: str, allowed: str) -> Callable[[str, Any], Any]:
     read = enum(name, prefix, allowed)
-    return lambda text, x: [read(word, x) for word in text.split(",")]
+
+    def several(text: str, x: Any) -> list[Any]:
+        return [read(word, x) for word in text.split(",")]
+
+    several.shown = ",".join(allowed.split())  # type: ignore[attr-defined]
+    return several
 
 
 CACHE = enum("ggml_type", "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
@@ -132,6 +146,9 @@ def flash(text: str, x: Any) -> Any:
     if word is None:
         raise ValueError(f"error: unknown value for --flash-attn: '{text}'")
     return getattr(x.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_" + word)
+
+
+flash.shown = "{on,off,auto}"  # type: ignore[attr-defined]
 
 
 def member(name: str, value: str) -> Callable[[Any], Any]:
@@ -270,6 +287,12 @@ llama.cpp's server out of the wheel `xllamacpp`, with llama-server's flag names:
 """
 
 
+def shown(option: Option) -> str:
+    """Its line of --help, in llama-server's form: names, then what follows them."""
+    value = "" if option.read is None else f" {getattr(option.read, 'shown', 'TEXT')}"
+    return option.flags.replace(" ", ", ") + value
+
+
 def parse(argv: list[str], params: Any, x: Any) -> None:
     """Set fields of `params` (CommonParams of the wheel `x`) from a command line; the last of equal flags wins."""
     rest = iter(argv)
@@ -321,7 +344,7 @@ def configure(argv: list[str], x: Any) -> Any:
 def main() -> int:
     """Serve until a signal ends the process. 1 where the command line or the start is wrong."""
     if {"-h", "--help", "--usage"} & set(sys.argv[1:]):
-        print(HELP + "\n".join(f"  {option.flags.replace(' ', ', ')}" for option in OPTIONS))
+        print(HELP + "\n".join(shown(option) for option in OPTIONS))
         return 0
     import xllamacpp as x
 

@@ -1,0 +1,105 @@
+"""Where a shell text launches an inference server, through whatever stands around it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from gpurun.errors import ConfigError
+from gpurun.shell import ASSIGNMENT, commands
+
+_DATA = Path(__file__).resolve().parent / "data" / "from_command.yml"
+LAUNCHES: dict[str, Any] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
+
+
+@dataclass
+class Found:
+    """A launch: `before` ends with the program, `rest` is for the engine, `exported` are variables set before it."""
+
+    engine: str
+    version: str | None
+    before: list[str]
+    rest: list[str]
+    exported: dict[str, str]
+
+
+def find_launch(text: str) -> Found:
+    """Where a shell text launches a server. ConfigError where it does not."""
+    try:
+        found = _find(commands(text))
+    except ValueError as error:
+        raise ConfigError(f"this is no shell command: {error}") from None
+    if found is None:
+        known = ", ".join(f"`{' '.join(one['words'])}`" for one in LAUNCHES["launchers"])
+        raise ConfigError("no server is launched here that gpurun knows", hint=f"it looks for {known}")
+    return found
+
+
+def _find(simple: Sequence[Sequence[str]]) -> Found | None:
+    """The first launch, also inside a word, as in `bash -c '...'` or `ssh HOST '...'`, or in an image's entrypoint."""
+    exported: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for words in simple:
+        if words[0] == "env" and all(ASSIGNMENT.fullmatch(word) for word in words[1:]):
+            exported |= dict(ASSIGNMENT.fullmatch(word).groups() for word in words[1:])  # type: ignore[union-attr, misc]
+        versions |= dict(pin for word in words for pin in re.findall(r"\b(vllm|sglang)(?:\[\w+\])?==([\w.]+)", word))
+        for at, word in enumerate(words):
+            for one in LAUNCHES["launchers"]:
+                if _starts(words[at:], one["words"]):
+                    version = versions.get(one["engine"]) or _version_of_image(words[:at])
+                    rest = list(words[at + len(one["words"]) :])
+                    return Found(one["engine"], version, list(words[: at + 1]), rest, exported)
+            inside = _inside(word) if " " in word else None
+            if inside is not None:
+                inside.version = inside.version or versions.get(inside.engine) or _version_of_image(words[:at])
+                inside.before = [*words[:at], "env", *inside.before]
+                inside.exported = exported | inside.exported
+                return inside
+        at = image_at(words) or 0
+        for one in LAUNCHES["images"] if at else ():
+            if words[at].removeprefix("docker.io/").startswith(one["starts"]):
+                before, rest = list(words[: at + 1]), list(words[at + 1 :])
+                return Found(one["engine"], _version_of_image(words), before, rest, exported)
+    return None
+
+
+def _inside(word: str) -> Found | None:
+    try:
+        return _find(commands(word))
+    except ValueError:
+        return None
+
+
+def _starts(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    return (
+        len(words) >= len(wanted)
+        and PurePosixPath(words[0]).name == wanted[0]
+        and list(words[1 : len(wanted)]) == wanted[1:]
+    )
+
+
+def image_at(words: Sequence[str]) -> int | None:
+    """The place of the image in `docker run ... IMAGE`."""
+    names = [PurePosixPath(word).name for word in words]
+    begin = next(
+        (at for at in range(len(words) - 1) if names[at] in LAUNCHES["containers"] and "run" in words[at + 1 : at + 3]),
+        None,
+    )
+    if begin is None:
+        return None
+    at = words.index("run", begin) + 1
+    while at < len(words) and words[at].startswith("-"):
+        alone = "=" in words[at] or words[at] in LAUNCHES["container"]["switches"]
+        at += 1 if alone else 2
+    return at if at < len(words) else None
+
+
+def _version_of_image(words: Sequence[str]) -> str | None:
+    image = image_at(words)
+    found = re.search(r":v(\d+\.\d+[\w.]*)$", words[image]) if image is not None else None
+    return found.group(1) if found else None

@@ -1,0 +1,81 @@
+"""Before a model is loaded: each planned server's flags against the options that its host's engine really has.
+
+An engine tells them itself (roles/engine/files/engine_options.py). One that cannot tell them is not checked, and the
+run says so; its own words will do. Containers are not checked: their engine lies in the image.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpurun import steps
+from gpurun.catalogue import parse_catalogue
+from gpurun.check_flags import check_argv
+from gpurun.engines import load_engine
+from gpurun.launch import home_of
+from gpurun.samples import Sample
+from gpurun.store import RunStore
+from gpurun.tree import digest
+
+
+def questions(store: RunStore, host: str) -> list[dict[str, Any]]:
+    """What `host` is asked: once for each engine of which it has samples to measure."""
+    home = home_of(store.manifest.hosts[host])
+    found = {}
+    for planned in steps.pending(store, host):
+        question = _question(planned["server"], home)
+        if question is not None:
+            found[digest(question)] = question
+    return list(found.values())
+
+
+def _question(server: Mapping[str, Any], home: str) -> dict[str, Any] | None:
+    """Which program tells the options, and where the answer is kept on the host."""
+    name, version, program = server["engine"]["name"], server["engine"]["version"], server["engine"].get("binary")
+    engine = load_engine(name)
+    if server["container"] or not (engine.options.parser or engine.options.help):
+        return None
+    place = f"{home}/engines/{name}-{version}"
+    return {
+        "name": name,
+        "version": version,
+        "python": None if program else f"{place}/bin/python",
+        "binary": program,
+        "launcher": f"{place}/{engine.launcher}" if engine.launcher and not program else None,
+        "parser": engine.options.parser,
+        "help": [*itertools.takewhile(lambda word: not word.startswith("-"), server["argv"]), "--help"],
+        "cache": f"{home}/options/{name}-{digest(program)[:8]}.json" if program else f"{place}/options.json",
+    }
+
+
+def refuse(
+    store: RunStore, host: str, asked: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
+) -> tuple[list[Sample], list[str]]:
+    """Record as failed each sample of `host` whose flags its engine does not take. Returns those, and notes."""
+    known = {digest(question): answer for question, answer in zip(asked, answers, strict=True)}
+    notes = [
+        f"the flags of {question['name']} are not checked beforehand: {answer['error']}"
+        for question, answer in zip(asked, answers, strict=True)
+        if "error" in answer
+    ]
+    home, refused = home_of(store.manifest.hosts[host]), []
+    for planned in steps.pending(store, host):
+        server = planned["server"]
+        question = _question(server, home)
+        answer = {"error": ""} if question is None else known.get(digest(question), {"error": ""})
+        if "error" in answer:
+            continue
+        engine, argv = load_engine(server["engine"]["name"]), server["argv"][server["flags_from"] :]
+        findings = check_argv(parse_catalogue(answer), engine, argv)
+        wrong = [finding for finding in findings if not finding.note]
+        notes += [
+            f"`{planned['variant']}`: {finding.message}; {finding.advice}" for finding in findings if finding.note
+        ]
+        if wrong:
+            proof = "; ".join(dict.fromkeys(finding.message for finding in wrong))
+            advice = "; ".join(dict.fromkeys(finding.advice for finding in wrong if finding.advice))
+            advice = advice or "see what the engine's `--help` says of it"
+            refused.append(steps.not_measured(store, planned, "bad_flag", "preflight", proof, advice))
+    return refused, list(dict.fromkeys(notes))

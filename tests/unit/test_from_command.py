@@ -1,0 +1,248 @@
+"""Shell lines as campaigns that say the same: what a campaign's flags become is what stood in the command."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpurun.cases import check
+from gpurun.commands import init
+from gpurun.config import Campaign
+from gpurun.engines import flags_argv, load_engine
+from gpurun.errors import ConfigError
+from gpurun.from_command import Launch, campaign_from
+from gpurun.launch import launch
+from gpurun.load import load_text
+from gpurun.shell import commands
+
+COMMANDS = Path(__file__).parents[1] / "fixtures/flags/commands.yml"
+FACTS: dict[str, Any] = {"host": {"home": "/h", "commands": {}}, "gpus": []}
+
+
+def read(text: str) -> tuple[dict[str, Any], Launch, Campaign]:
+    """The server that the campaign of a command has; the campaign is right."""
+    written, found = campaign_from(text)
+    campaign, _cases = check(load_text(written, "campaign.yml"))
+    server: dict[str, Any] = yaml.safe_load(written)["server"]
+    return server, found, campaign
+
+
+def argv(text: str) -> list[str]:
+    """What gpurun would run."""
+    _, cases = check(load_text(campaign_from(text)[0], "campaign.yml"))
+    words: list[str] = launch(cases[0], "h", FACTS).server["argv"]
+    return words
+
+
+@pytest.mark.parametrize("text", [each["shell"] for each in yaml.safe_load(COMMANDS.read_text())])
+def test_a_command_is_taken_over_whole(text: str) -> None:
+    server, found, _ = read(text)
+    assert server["model"]
+    assert found.open == []
+
+
+def test_a_line_of_a_recipe_with_everything() -> None:
+    server, found, _ = read(
+        """
+        # the large one
+        export NCCL_P2P_LEVEL=SYS
+        MODEL=org/big-model
+        $ sudo CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=hf_abcdefghijklmnopqrst nohup numactl --cpunodebind=0 \\
+            python3 -m sglang.launch_server --model-path "$MODEL" --served-model-name big --host 0.0.0.0 --port 30000 \\
+            --tp=8 --mem-frac 0.85 --trust-remote-code --cuda-graph-bs-decode 1 2 4 \\
+            --json-model-override-args '{"rope_scaling": {"factor": 4.0}}' --api-key sk-aaaaaaaaaaaaaaaaaaaa \\
+            --chat-template '{{ x }}' --no-enable-fused-qk-norm-rope > server.log 2>&1 &
+        """
+    )
+    assert server == {
+        "engine": "sglang",
+        "model": {"hf": "org/big-model", "revision": "main", "name": "big"},
+        "flags": {
+            "tp-size": 8,
+            "mem-fraction-static": 0.85,
+            "trust-remote-code": True,
+            "cuda-graph-bs-decode": [1, 2, 4],
+            "json-model-override-args": '{"rope_scaling": {"factor": 4.0}}',
+            "chat-template": "{% raw %}{{ x }}{% endraw %}",
+            "enable-fused-qk-norm-rope": False,
+        },
+        "env": {"NCCL_P2P_LEVEL": "SYS", "CUDA_VISIBLE_DEVICES": "0,1"},
+        "secrets": ["HF_TOKEN"],
+    }
+    assert [line.partition(":")[0] for line in found.left_out] == [
+        "numactl --cpunodebind=0",
+        "--host 0.0.0.0",
+        "--port 30000",
+        "--api-key",
+    ]
+
+
+def test_the_words_come_out_as_they_went_in() -> None:
+    text = (
+        "vllm serve org/m --max-model-len 16k -tp 2 --compilation-config.cudagraph_mode FULL -O3 "
+        "--no-enable-prefix-caching --limit-mm-per-prompt '{\"image\":2}' --middleware a.b --middleware c.d "
+        "--block_size 16 --seed 007"
+    )
+    words = argv(text)
+    flags = words[words.index("--port") + 2 :]
+    assert flags == shlex.split(
+        "--max-model-len 16k --tensor-parallel-size 2 --compilation-config.cudagraph_mode FULL --optimization-level 3 "
+        "--no-enable-prefix-caching --limit-mm-per-prompt '{\"image\":2}' --middleware a.b --middleware c.d "
+        "--block-size 16 --seed 007"
+    )
+
+
+def test_a_container_stays_one() -> None:
+    server, found, _ = read(
+        "docker run --rm -d --gpus '\"device=2,3\"' --ipc=host --shm-size 16g -p 8000:8000 -v /data/m:/model:ro "
+        "-v cache:/root/.cache --ulimit memlock=-1 -e HF_TOKEN -e VLLM_USE_V1=1 vllm/vllm-openai:v0.20.2 "
+        "--model /model/q --max-num-seqs 8"
+    )
+    assert server == {
+        "engine": "vllm==0.20.2",
+        "runtime": "docker",
+        "image": "vllm/vllm-openai:v0.20.2",
+        "container": {
+            "allow_tags": True,
+            "ipc": "host",
+            "mounts": ["/data/m:/model:ro"],
+            "args": ["--ulimit", "memlock=-1"],
+        },
+        "model": {"path": "/data/m/q"},
+        "flags": {"max-num-seqs": 8},
+        "env": {"CUDA_VISIBLE_DEVICES": "2,3", "VLLM_USE_V1": "1"},
+        "secrets": ["HF_TOKEN"],
+    }
+    assert [line.partition(":")[0] for line in found.left_out] == ["-v cache"]
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "bash -lc 'pip install -U vllm && {}'",
+        'ssh user@gpu1 "cd /srv && {}"',
+        "tmux new-session -d -s x '{}'",
+        "uv run --with vllm {}",
+        "cd /srv; ulimit -n 65535; exec {}",
+        "timeout 3600 env -u X {} | tee log",
+        "docker run --gpus all --entrypoint bash img:1 -c '{}'",
+        "( {} ) &",
+    ],
+)
+def test_wrappers_are_seen_through(wrapped: str) -> None:
+    server, _, _ = read(wrapped.format("A=1 vllm serve org/m --seed 3"))
+    assert server["model"]["hf"] == "org/m"
+    assert server["flags"] == {"seed": 3}
+    assert server["env"] == {"A": "1"}
+
+
+def test_llama_server_with_a_repository() -> None:
+    server, found, _ = read(
+        "/opt/llama/bin/llama-server -hf org/m-GGUF:Q4_K_M -c 4096 -ngl 99 -fa on --no-mmap --temp 0.6"
+    )
+    assert server["binary"] == "/opt/llama/bin/llama-server"
+    assert server["model"] == {"hf": "org/m-GGUF", "revision": "main", "file": "FILL-IN-Q4_K_M.gguf"}
+    assert server["flags"] == {"ctx-size": 4096, "gpu-layers": 99, "flash-attn": "on", "mmap": False, "temp": 0.6}
+    assert found.open == ["server.model.file"]
+
+
+def test_what_the_command_takes_from_elsewhere_is_to_be_filled_in() -> None:
+    server, found, _ = read('vllm serve "$MODEL" --max-model-len $LEN --node-rank <rank> "${ARGS[@]}" --revision abc')
+    assert server["model"]["path"] == "/FILL-IN"
+    assert server["flags"] == {"max-model-len": "$LEN", "node-rank": "<rank>"}
+    assert found.open == ["server.model.path", "server.flags.max-model-len", "server.flags.node-rank"]
+    assert "${ARGS[@]}: flags that are not in the command" in found.left_out
+
+
+def test_no_value_of_a_secret_is_written() -> None:
+    names = ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD")
+    secret = "hf_qwertyuiopasdfghjkl"
+    text = " ".join(f"{name}=s3cr3t-{name.lower()}" for name in names)
+    written, found = campaign_from(
+        f"{text} X={secret} vllm serve org/m --api-key s3cr3t-key --hf-token {secret} --seed 1"
+    )
+    assert "s3cr3t" not in written + str(found) and secret not in written + str(found.left_out)
+    assert yaml.safe_load(written)["server"]["secrets"] == [*names, "X"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ls -l", "python train.py --tp 8", "vllm bench serve", "echo 'vllm", "docker run", "|||"]
+)
+def test_what_launches_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        campaign_from(text)
+
+
+def test_odd_texts_end_in_a_campaign_or_a_complaint() -> None:
+    dice = random.Random(5)
+    pieces = [
+        "vllm serve ",
+        "sglang serve ",
+        "llama-server ",
+        "'",
+        '"',
+        "\\",
+        "\n",
+        "$X ",
+        "{",
+        "}",
+        "--tp ",
+        "-m ",
+        "2 ",
+        "docker run ",
+        "<a>",
+        "=",
+        "&& ",
+    ]
+    for _ in range(150):
+        text = "".join(dice.choices(pieces, k=dice.randrange(1, 12)))
+        try:
+            written, _ = campaign_from(text)
+        except ConfigError:
+            continue
+        yaml.safe_load(written)
+
+
+def test_the_shell_is_read_as_a_shell_reads_it() -> None:
+    text = (
+        "A='x y' B=\"q\\\"$C\" prog --a=1 'it'\\''s' a\\ b \"{}\" # no\nnext | third && fourth > out 2>&1 < in; fifth"
+    )
+    assert commands(text) == [
+        ["A=x y", 'B=q"$C', "prog", "--a=1", "it's", "a b", "{}"],
+        ["next"],
+        ["third"],
+        ["fourth"],
+        ["fifth"],
+    ]
+
+
+def test_init_writes_it_and_keeps_what_is_there(tmp_path: Path) -> None:
+    asked = [str(tmp_path / "x"), "--from-command", "vllm serve org/m --seed 3"]
+    done = CliRunner().invoke(init.command, asked, catch_exceptions=False, standalone_mode=False)
+    assert f"next: gpurun validate {tmp_path / 'x/campaign.yml'}" in done.output
+    assert "seed: 3" in (tmp_path / "x/campaign.yml").read_text()
+    again = CliRunner().invoke(init.command, asked, standalone_mode=False)
+    assert isinstance(again.exception, ConfigError)
+    piped = [str(tmp_path / "y"), "--from-command", "-"]
+    CliRunner().invoke(
+        init.command, piped, input="vllm serve org/m --seed 4", catch_exceptions=False, standalone_mode=False
+    )
+    assert "seed: 4" in (tmp_path / "y/campaign.yml").read_text()
+
+
+def test_every_engine_can_be_launched() -> None:
+    for engine, text in {
+        "trtllm": "trtllm-serve serve /m --tp_size 2 --backend pytorch",
+        "transformers": "transformers serve --force-model org/m --continuous-batching",
+    }.items():
+        server, _, _ = read(text)
+        assert server["engine"] == engine
+        assert flags_argv(load_engine(engine).flags, server["flags"])
+        assert json.dumps(server["model"])
