@@ -198,10 +198,13 @@ class Reading:
         return name, given if equals else None
 
     def plain(self, name: str) -> str:
-        if not (self.engine.options.underscores and name.startswith("--")):
-            return name
+        """The spelling that the engine knows. Short forms that a campaign may use are written out when it is launched
+        (SGLang's `--tp` is none of its options: argparse takes it as the beginning of one)."""
         base, dot, rest = name.partition(".")
-        return base.replace("_", "-") + dot + rest
+        if self.engine.options.underscores and name.startswith("--"):
+            base = base.replace("_", "-")
+        full = f"--{self.engine.flags.aliases.get(base[2:])}" if name.startswith("--") else ""
+        return (full if base not in self.catalogue.by_name and full in self.catalogue.by_name else base) + dot + rest
 
     def option(self, at: int, name: str) -> Option | None:
         known = self.catalogue.by_name

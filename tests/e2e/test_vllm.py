@@ -80,6 +80,7 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         },
         variants={
             "killed": {"server": {"flags": {"max-num-seqs": 16}}},
+            "misspelt": {"server": {"flags": {"max-num-sequences": 16}}, "expect": "bad_flag"},
             "too-long": {"server": {"flags": {"max-model-len": 100 * CONTEXT}}, "expect": "bad_flag"},
             "one-at-a-time": {"server": {"flags": {"max-num-seqs": 1}}},
         },
@@ -115,7 +116,13 @@ def _jobs(place: Place, program: Program, variant: str) -> list[str]:
 def test_a_campaign_goes_on_after_a_death(served: Served) -> None:
     assert served.code == 1, served.program.stderr  # the death was not expected
     status = {one["variant"]: one["status"] for one in served.document["samples"]}
-    assert status == {"baseline": "measured", "killed": "failed", "too-long": "failed", "one-at-a-time": "measured"}
+    assert status == {
+        "baseline": "measured",
+        "killed": "failed",
+        "misspelt": "failed",
+        "too-long": "failed",
+        "one-at-a-time": "measured",
+    }
 
 
 def test_what_vllm_serves_is_measured_with_its_own_counts(served: Served) -> None:
@@ -137,6 +144,17 @@ def test_what_vllm_refuses_is_told_with_its_own_line(served: Served) -> None:
     failure = served.sample("too-long")["failure"]
     assert (failure["class"], failure["phase"], failure["expected"]) == ("bad_flag", "start", True)
     assert f"max_model_len ({100 * CONTEXT}) is greater than the derived" in failure["proof"]
+
+
+def test_a_flag_that_vllms_own_parser_refuses_starts_nothing(served: Served) -> None:
+    failure = served.sample("misspelt")["failure"]
+    assert (failure["class"], failure["phase"], failure["expected"]) == ("bad_flag", "preflight", True)
+    assert failure["proof"].startswith("vLLM 0.32.0")
+    assert "did you mean `--max-num-seqs`?" in failure["advice"]
+    assert served.host.exec(["ls", "/root/.gpurun/options"]).stdout.startswith("vllm-")
+    jobs = served.host.exec(["ls", f"/root/.gpurun/jobs/{served.program.run}"]).stdout
+    assert "baseline" in jobs
+    assert "misspelt" not in jobs
 
 
 def test_a_death_under_load_is_the_engines_and_no_measurement(served: Served) -> None:

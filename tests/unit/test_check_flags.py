@@ -76,7 +76,7 @@ def test_the_record_is_of_these_commands() -> None:
         ("sglang", "0.5.23", "--tp four", "takes a whole number, not 'four'"),
         ("sglang", "0.5.23", "--attention-backend flashinferr", "did you mean `flashinfer`?"),
         ("sglang", "0.5.23", "--no-enable-metrics", "`--enable-metrics` has no negative form"),
-        ("sglang", "0.5.23", "--tp", "`--tp` needs a value"),
+        ("sglang", "0.5.23", "--tp", "`--tp-size` needs a value"),
         ("vllm", "0.33.0", "--max-num-seqs 8k", "takes a whole number, not '8k'"),
         ("vllm", "0.33.0", "--compilation-config.cudagraph_mod FULL", "did you mean `cudagraph_mode`?"),
         ("vllm", "0.33.0", "--speculative-config {", "takes JSON"),
@@ -93,10 +93,12 @@ def test_what_is_wrong_is_said_with_the_next_step(engine: str, version: str, arg
 
 
 def test_what_is_old_is_a_note() -> None:
-    found = findings("sglang", "0.5.23", ["--enable-flashinfer-allreduce-fusion", "--tp", "2", "--tp-size", "4"])
+    found = findings(
+        "sglang", "0.5.23", ["--enable-flashinfer-allreduce-fusion", "--tp-size", "2", "--tensor-parallel-size", "4"]
+    )
     assert [each.note for each in found] == [True, True]
     assert "use `--flashinfer-allreduce-fusion-backend`" in found[0].advice
-    assert "`--tp` and `--tp-size` are one option" in found[1].message
+    assert "`--tp-size` and `--tensor-parallel-size` are one option" in found[1].message
 
 
 @pytest.mark.parametrize("engine", engine_names())

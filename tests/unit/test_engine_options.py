@@ -146,6 +146,22 @@ def test_a_program_that_changed_is_asked_again(tmp_path: Path) -> None:
     assert read(asked)[0]["options"] == [{"names": ["-b", "--beta-max"], "type": "number"}]
 
 
+def test_what_takes_longer_goes_on_in_a_worker(tmp_path: Path) -> None:
+    asked = question(tmp_path)
+    told: list[Any] = []
+
+    def carry_on(target: Path, work: Any, wait_s: float, life_s: float) -> dict[str, Any]:
+        told.append((target, wait_s))
+        if len(told) == 1:
+            return {"status": "working", "progress": {}}
+        # The first of these was left by an earlier call, for a program that is another one by now.
+        return {"status": "done", "result": {"key": "old"} if len(told) == 2 else work(None)}
+
+    assert reader.read([asked], _FILE.read_text(), carry_on, 0.1) == [{"working": True}]
+    assert reader.read([asked], _FILE.read_text(), carry_on, 0.1)[0]["options"] == [{"names": ["--x"]}]
+    assert told == [(tmp_path / "home/options.json", 0.1)] * 3
+
+
 def test_the_python_of_a_script_is_in_its_first_line(tmp_path: Path) -> None:
     program = tmp_path / "engine"
     program.write_text(f"#!{sys.executable}\n")

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 SCHEMA = "gpurun.options/1"
-LIMIT_S = 55
+LIMIT_S = 300
 NUMBER = re.compile(r"N|[A-Z_]*INDEX|SECONDS|SEED|SIMILARITY")  # what --help calls a number
 WORDS = re.compile(r"'([A-Za-z][\w-]*)'")
 
@@ -257,27 +257,48 @@ def ask(want, source):
     return {**found, "version": found.get("version") or want["version"]}
 
 
-def read(wants, source):
-    """For each engine wanted its catalogue, or `{"error": ...}`; a fresh one is kept in the engine's folder."""
-    answers = []
-    for want in wants:
-        cache = Path(want["cache"]).expanduser()
+def read(wants, source, carry_on=None, wait_s=20.0):
+    """For each engine wanted its catalogue, `{"error": ...}`, or `{"working": true}`: ask again.
+
+    A fresh one is kept in the engine's folder. `carry_on` (gpurun_worker's) lets what takes longer go on without us.
+    """
+    return [answer(want, source, carry_on, wait_s) for want in wants]
+
+
+def answer(want, source, carry_on, wait_s):
+    """The answer of one engine."""
+    cache = Path(want["cache"]).expanduser()
+    key = identity(want)
+    try:
+        kept = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    if kept.get("key") == key:
+        return kept
+    while True:
+        if carry_on is None:
+            return make(want, key, cache, source)
         try:
-            key = identity(want)
-            try:
-                kept = json.loads(cache.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                kept = {}
-            if kept.get("key") != key:
-                kept = {"schema": SCHEMA, "engine": want["name"], "key": key, **ask(want, source)}
-                cache.parent.mkdir(parents=True, exist_ok=True)
-                fresh = cache.with_name(f"{cache.name}.{os.getpid()}")
-                fresh.write_text(json.dumps(kept), encoding="utf-8")
-                fresh.replace(cache)
-            answers.append(kept)
-        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
-    return answers
+            news = carry_on(cache, lambda report: make(want, key, cache, source), wait_s, LIMIT_S + 30)
+        except Exception as error:  # the worker's own Trouble, as when it was ended from outside
+            return {"error": str(error)}
+        if news["status"] == "working":
+            return {"working": True}
+        if news["result"]["key"] == key:  # else one that nobody fetched, of a program that has changed since
+            return news["result"]
+
+
+def make(want, key, cache, source):
+    """Ask an engine and keep what it says."""
+    try:
+        found = {"schema": SCHEMA, "engine": want["name"], "key": key, **ask(want, source)}
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        fresh = cache.with_name(cache.name + ".new")
+        fresh.write_text(json.dumps(found), encoding="utf-8")
+        fresh.replace(cache)
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500], "key": key}
+    return found
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["dump"]:

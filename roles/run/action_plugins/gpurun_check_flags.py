@@ -11,8 +11,19 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from gpurun import installed_flags, steps
+from gpurun.launch import home_of
 
-_READER = Path(__file__).parents[2] / "engine" / "files" / "engine_options.py"
+_ROLES = Path(__file__).parents[2]
+_READER = _ROLES / "engine/files/engine_options.py"
+_WORKER = _ROLES / "uv/module_utils/gpurun_worker.py"
+_PROGRAM = """
+import json, os
+os.environ.update({marks!r})
+reader, worker = {{"__name__": "reader"}}, {{"__name__": "worker"}}
+exec({reader!r}, reader)
+exec({worker!r}, worker)
+print(json.dumps(reader["read"]({asked!r}, {reader!r}, worker["carry_on"])))
+"""
 
 
 class ActionModule(ActionBase):
@@ -27,18 +38,25 @@ class ActionModule(ActionBase):
         asked = installed_flags.questions(store, host) if host in store.plan["hosts"] else []
         if not asked:
             return {"changed": False, "refused": [], "notes": []}
-        answers = self._ask(str(store.manifest.hosts[host]["host"]["python"]["path"]), asked)
+        known = store.manifest.hosts[host]
+        # Of this run: stopping it ends what works for it.
+        marks = {"GPURUN_HOME": home_of(known), "GPURUN_JOB": f"{store.manifest.run}/prepare"}
+        answers = self._ask(str(known["host"]["python"]["path"]), asked, marks)
         refused, notes = installed_flags.refuse(store, host, asked, answers)
         told = [sample.model_dump(mode="json", by_alias=True) for sample in refused]
         return {"changed": bool(told), "refused": told, "notes": notes}
 
-    def _ask(self, python: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What the host's engines answer. The program goes to its Python by standard input: no module has to start."""
-        source = _READER.read_text(encoding="utf-8")
-        program = f"{source}\nprint(json.dumps(read({asked!r}, {source!r})))\n"
-        answer = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
-        if answer["rc"] != 0:
-            raise AnsibleActionFail(f"cannot ask which flags the engines take: {answer['stderr'].strip()[-500:]}")
-        found = json.loads(answer["stdout"])
-        assert isinstance(found, list)
-        return found
+    def _ask(self, python: str, asked: list[dict[str, Any]], marks: dict[str, str]) -> list[dict[str, Any]]:
+        """What the host's engines answer. The program goes to its Python by standard input: no module has to start.
+
+        Each call is short; what takes longer (an engine is imported for the first time) goes on in a worker there.
+        """
+        program = _PROGRAM.format(worker=_WORKER.read_text(), reader=_READER.read_text(), asked=asked, marks=marks)
+        while True:
+            answer = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
+            if answer["rc"] != 0:
+                raise AnsibleActionFail(f"cannot ask which flags the engines take: {answer['stderr'].strip()[-500:]}")
+            found = json.loads(answer["stdout"])
+            assert isinstance(found, list)
+            if not any(one.get("working") for one in found):
+                return found
