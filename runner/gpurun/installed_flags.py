@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun import steps
-from gpurun.catalogue import parse_catalogue
+from gpurun.catalogue import Catalogue, parse_catalogue
 from gpurun.check_flags import check_argv
 from gpurun.engines import load_engine
 from gpurun.launch import home_of
@@ -54,28 +54,25 @@ def refuse(
     store: RunStore, host: str, asked: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Sample], list[str]]:
     """Record as failed each sample of `host` whose flags its engine does not take. Returns those, and notes."""
-    known = {digest(question): answer for question, answer in zip(asked, answers, strict=True)}
-    notes = [
-        f"the flags of {question['name']} are not checked beforehand: {answer['error']}"
-        for question, answer in zip(asked, answers, strict=True)
-        if "error" in answer
-    ]
+    known: dict[str, Catalogue] = {}
+    notes = []
+    for question, answer in zip(asked, answers, strict=True):
+        if "error" in answer:
+            notes.append(f"the flags of {question['name']} are not checked beforehand: {answer['error']}")
+        else:
+            known[digest(question)] = parse_catalogue(answer)
     home, refused = home_of(store.manifest.hosts[host]), []
     for planned in steps.pending(store, host):
         server = planned["server"]
-        question = _question(server, home)
-        answer = {"error": ""} if question is None else known.get(digest(question), {"error": ""})
-        if "error" in answer:
+        catalogue = known.get(digest(_question(server, home)))
+        if catalogue is None:
             continue
-        engine, argv = load_engine(server["engine"]["name"]), server["argv"][server["flags_from"] :]
-        findings = check_argv(parse_catalogue(answer), engine, argv)
-        wrong = [finding for finding in findings if not finding.note]
-        notes += [
-            f"`{planned['variant']}`: {finding.message}; {finding.advice}" for finding in findings if finding.note
-        ]
+        remarks = check_argv(catalogue, load_engine(server["engine"]["name"]), server["argv"][server["flags_from"] :])
+        wrong = [remark for remark in remarks if not remark.note]
+        notes += [f"`{planned['variant']}`: {remark.message}; {remark.advice}" for remark in remarks if remark.note]
         if wrong:
-            proof = "; ".join(dict.fromkeys(finding.message for finding in wrong))
-            advice = "; ".join(dict.fromkeys(finding.advice for finding in wrong if finding.advice))
+            proof = "; ".join(dict.fromkeys(remark.message for remark in wrong))
+            advice = "; ".join(dict.fromkeys(remark.advice for remark in wrong if remark.advice))
             advice = advice or "see what the engine's `--help` says of it"
             refused.append(steps.not_measured(store, planned, "bad_flag", "preflight", proof, advice))
     return refused, list(dict.fromkeys(notes))

@@ -58,9 +58,9 @@ def once(asked: list[dict[str, Any]]) -> float:
     program = f"{source}\nprint(json.dumps(read({asked!r}, '')))\n"
     said = subprocess.run([sys.executable, "-I", "-"], input=program, capture_output=True, text=True, check=True).stdout
     for answer in json.loads(said):
-        engine = load_engine(answer["engine"])
+        engine, catalogue = load_engine(answer["engine"]), parse_catalogue(answer)
         for _ in range(20):
-            assert check_argv(parse_catalogue(answer), engine, FLAGS[engine.name].split()) == []
+            assert check_argv(catalogue, engine, FLAGS[engine.name].split()) == []
     return time.monotonic() - begin
 
 

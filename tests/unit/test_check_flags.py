@@ -111,7 +111,12 @@ def test_what_gpurun_itself_passes_is_known_to_every_shipped_version(engine: str
             flags = [word for word in command[3 if program or command[1:2] == ["-m"] else 0 :] if word.startswith("--")]
             assert [flag for flag in flags if flag not in known] == [], version
         assert [flag for flag in about.defaults if f"--{flag}" not in known] == []
-        assert [flag for flag in about.flags.aliases.values() if f"--{flag}" not in known] == [], version
+
+
+def test_short_forms_are_written_out_to_flags_that_exist() -> None:
+    for engine in filter(versions, engine_names()):
+        known = {name for version in versions(engine) for name in shipped(engine, version).by_name}
+        assert [flag for flag in load_engine(engine).flags.aliases.values() if f"--{flag}" not in known] == []
 
 
 def test_what_a_removed_flag_is_replaced_by_exists() -> None:
