@@ -40,14 +40,30 @@ def bootable() -> None:
 
 
 @pytest.fixture(scope="session")
-def engine(bootable: None) -> Iterator[Engine]:
+def docker(bootable: None) -> Iterator[Engine]:
     """A Docker engine with an image; skips where this machine has none, but for CI."""
+    yield from _engine("docker")
+
+
+@pytest.fixture(scope="session")
+def podman(bootable: None) -> Iterator[Engine]:
+    """The same of Podman."""
+    yield from _engine("podman")
+
+
+@pytest.fixture(scope="session")
+def engine(docker: Engine) -> Engine:
+    """The engine that most tests take."""
+    return docker
+
+
+def _engine(runtime: str) -> Iterator[Engine]:
     from tests import containers
 
-    reason = containers.missing()
+    reason = containers.missing(runtime)
     if reason is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    with containers.Engine() as engine:
+    with containers.Podman() if runtime == "podman" else containers.Engine() as engine:
         yield engine
 
 

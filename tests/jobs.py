@@ -54,7 +54,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             print("asked now", flush=True)
             time.sleep(1.5)
             os._exit(3)
-        if self.path == "/health":
+        if self.path == "/health" and "moved" in words:
+            self.send_response(302)
+            self.send_header("Location", "http://elsewhere/login")
+            self.end_headers()
+        elif self.path == "/health" and "no-http" in words:
+            self.wfile.write(b"220 mail ready")
+        elif self.path == "/health":
             self.reply(503 if "slow" in words else 200, {})
         else:
             self.reply(200, {"data": [{"id": "other" if "other-model" in words else "m"}]})
@@ -62,7 +68,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         if "mute" in words:
             time.sleep(600)
-        if "broken" in words:
+        if "greedy" in words:
+            print(len(b"x" * (1 << 30)))
+        if "deep" in words:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[" * 100000)
+        elif "broken" in words:
             self.reply(500, {"error": "CUDA error: an illegal memory access was encountered"})
         else:
             print("answered", time.time(), flush=True)

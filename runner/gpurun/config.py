@@ -21,6 +21,9 @@ CONTAINERS = ("docker", "podman")
 MODEL_SOURCES = ("hf", "path", "url", "wheel")
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
+_InFlight = Annotated[int, Field(ge=1, le=20_000)]  # connections from one address to one port: Linux has 28 000
+_MOST_REQUESTS = 1_000_000  # raw.json has some 500 bytes of each, and comes home whole
+_Requests = Annotated[int, Field(ge=1, le=_MOST_REQUESTS)]
 _Words = Annotated[list[str], Field(min_length=1)]
 _Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -130,13 +133,13 @@ class Matrix(Section):
 class Load(Section):
     """How requests are sent: a number at a time (`concurrency`), or at a rate whatever the server does."""
 
-    concurrency: _Count | None = _key("requests in flight, always")
+    concurrency: _InFlight | None = _key("requests in flight, always")
     request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = _key("requests per second")
     arrival: Literal["poisson", "constant"] | None = _key("with `request_rate`")
-    max_concurrency: _Count | None = _key("with `request_rate`: never more in flight")
-    requests: _Count | None = _key("stop after this many")
+    max_concurrency: _InFlight | None = _key("with `request_rate`: never more in flight")
+    requests: _Requests | None = _key("stop after this many")
     duration: fields.Duration | None = _key("stop after this time")
-    warmup: int = Field(default=0, ge=0, description="requests before the measured ones")
+    warmup: int = Field(default=0, ge=0, le=_MOST_REQUESTS, description="requests before the measured ones")
 
     @model_validator(mode="after")
     def _consistent(self) -> Load:

@@ -99,7 +99,7 @@ def classify(
         stuck = reason in ("start_timeout", "start_hang", "time_limit", "generation_failed")
         if failed and (told is None or (stuck and told.klass == "unknown")):
             told = _by_end(reading, exit_code, signal, reason, not_by_kernel)
-            if message and reason in ("generation_failed", "server_died"):
+            if message and (reason in ("generation_failed", "server_died") or "; the last answer to " in message):
                 told = replace(told, line=None, proof=mask(message))
     return replace(told or Diagnosis("none"), engine=reading.engine)
 
@@ -163,7 +163,8 @@ def _by_starter(reading: Reading, reason: Reason | None, message: str) -> Diagno
         return _diagnosis(reading, hit) if hit else _by_name(reading, reason)
     if reason not in _WHATEVER_THE_LOG_SAYS:
         return None
-    told = _by_name(reading, reason)
+    special = (name for name, end in markers().ends.items() if end.message and name.startswith(f"{reason}_"))
+    told = _by_name(reading, next((one for one in special if re.search(markers().ends[one].message, message)), reason))
     return replace(told, line=None, proof=mask(message)) if message else told
 
 
@@ -207,8 +208,8 @@ def _by_end(
         name = reason
     elif reason == "time_limit":
         name = "time_limit" if serving else "time_limit_start"
-    elif signal == 9 and not not_by_kernel and not _KILLED_ITSELF.search(reading.log.text):
-        name = "sigkill"
+    elif signal == 9 and not _KILLED_ITSELF.search(reading.log.text):
+        name = "killed" if not_by_kernel else "sigkill"
     elif signal in _BY_SIGNAL:
         name = _BY_SIGNAL[signal]
     elif exit_code in _BY_CODE and not serving:

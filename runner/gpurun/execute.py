@@ -136,7 +136,7 @@ class _Run(Session):
             self._clean_up(hosts)
             store.set_status("failed", now=time.time(), exit_code=int(ExitCode.BUG))
             raise
-        self._clean_up(hosts)
+        self._clean_up(hosts, purge=True)
         if self._interrupts.count > 1:
             raise self._cut_short(self._interrupted())
         document, report, code = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
@@ -238,11 +238,9 @@ class _Run(Session):
             self._emit(events.SampleStage(where, "serving", f"ready after {seconds:.1f} s"))
             return
         counted = progress.get("progress_file") or {}
-        self._emit(
-            events.SampleProgress(
-                where, counted.get("done"), counted.get("total"), detail=str(progress.get("last_line") or "")
-            )
-        )
+        unit = "warm-up requests" if counted.get("warming") else "requests"
+        last = str(progress.get("last_line") or "")
+        self._emit(events.SampleProgress(where, counted.get("done"), counted.get("total"), unit, last))
 
     def _skip_lost(self, pending: Sequence[dict[str, Any]]) -> None:
         assert self._store is not None

@@ -28,7 +28,7 @@ def parse(planned: Planned, text: str) -> ParsedLoad:
     name = str(planned.get("parser") or "builtin")
     try:
         return _PARSERS[name](text, planned)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise GpurunError(f"the output of {planned.get('tool', name)} cannot be read: {what}") from error
 

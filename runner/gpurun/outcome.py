@@ -44,6 +44,11 @@ def outcome(
     that every server is asked, if it was already."""
     log = files.get("server.log", b"").decode(errors="replace")
     engine = str(planned["server"]["engine"]["name"])
+    for job in (server, load or {}):
+        if job.get("status") == "absent":  # `gpurun stop` from elsewhere leaves nothing of it
+            job = {"reason": "stopped", "message": "it was stopped, and its files removed, while it was needed"}
+        if job.get("reason") in ("stopped", "lock_lost"):
+            return _explain(log, engine, job, "serving" if load else None)
     if server.get("status") in _FAILED and not server.get("ready_at"):
         return _explain(log, engine, server, None)
     if load is None or load.get("reason") == "server_died" or server.get("status") in _FAILED:
@@ -97,7 +102,8 @@ def _weigh(
 def _reached(load: Mapping[str, Any]) -> str:
     """How far a load came, as its client last said."""
     news = (load.get("progress") or {}).get("progress_file") or {}
-    return f": {news['done']} of {news['total']} requests had ended" if news.get("total") else ""
+    what = "warm-up requests" if news.get("warming") else "requests"
+    return f": {news['done']} of {news['total']} {what} had ended" if news.get("total") else ""
 
 
 _ADVICE_LATE = (
@@ -107,6 +113,7 @@ _ADVICE_INVALID = "see raw.json and server.log in the sample's directory; no num
 
 
 def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None) -> Failure:
+    kernel = job.get("kernel") or {}
     found = diagnose.classify(
         log,
         engine=engine,
@@ -115,6 +122,7 @@ def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None)
         reason=job.get("reason"),
         message=str(job.get("message") or ""),
         phase=phase,
+        evidence=diagnose.Evidence(kernel.get("oom_kills"), tuple(kernel.get("log") or ())),
     )
     advice = found.advice or "see server.log in the sample's directory"
     if job.get("reason") == "start_hang":  # how it hung (which GPUs were busy meanwhile) stands in no log

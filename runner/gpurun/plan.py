@@ -303,8 +303,14 @@ def _tool_notes(cases: Sequence[Case]) -> list[str]:
 
 
 def _notes(cases: Sequence[Case], facts: Mapping[str, Any], launches: Launches) -> list[str]:
-    """Variants that differ in the file and are the same on a host, once templates are filled in."""
+    """What a person may not expect: loads that never have as many requests in flight as they say, and variants that
+    differ in the file and are the same on a host, once templates are filled in."""
     notes = []
+    for case in cases:
+        load = case.load.load
+        if load.concurrency and load.requests and load.concurrency > load.requests:
+            few = f"{load.requests} requests at concurrency {load.concurrency}"
+            notes.append(f"`{case.benchmark}` sends {few}: never more than {load.requests} are in flight")
     for host in facts:
         first: dict[str, str] = {}
         for case in cases:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import json
 import os
 import queue
@@ -28,7 +29,7 @@ from typing import IO, Any, TypeAlias
 import ansible_runner
 
 from gpurun import paths
-from gpurun.errors import NotReadyError
+from gpurun.errors import ConfigError, NotReadyError
 
 # What a playbook may inherit. Everything else in the user's environment stays out of it.
 _INHERITED = (
@@ -62,6 +63,7 @@ _INHERITED_PREFIXES = (
     "no_",
     "ALL_",
 )
+_NAMES = "GPURUN_PASS_ENV"  # names, or patterns of names, of more that it shall inherit
 _GRACE_S = 5.0  # between interrupting ansible-playbook and killing it
 
 
@@ -277,6 +279,7 @@ class Controller:
         kept.setdefault("LC_ALL", "C.UTF-8")  # Ansible refuses to run in a locale that is not UTF-8
         return {
             **kept,
+            **_passed_on(os.environ),
             "PATH": os.pathsep.join([_own_bin(), os.environ.get("PATH", os.defpath)]),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg"),
@@ -284,6 +287,17 @@ class Controller:
             "ANSIBLE_LOCAL_TEMP": str(self.directory / "tmp"),
             **{f"GPURUN_SECRET_{name}": value for name, value in secrets.items()},
         }
+
+
+def _passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the user names besides. ConfigError for a name that nothing bears: an inventory would fail less clearly."""
+    passed: dict[str, str] = {}
+    for pattern in environment.get(_NAMES, "").split():
+        names = fnmatch.filter(environment, pattern)
+        if not names:
+            raise ConfigError(f"no variable of the environment is named {pattern}", hint="--pass-env names it")
+        passed |= {name: environment[name] for name in names}
+    return passed
 
 
 def _hold(directory: Path) -> IO[str]:

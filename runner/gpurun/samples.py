@@ -62,12 +62,16 @@ class Failure(Record):
 
 
 class Timing(Record):
-    """Where the wall time of a sample went, in seconds. None where that step did not happen in this sample."""
+    """Where the wall time of a sample went, in seconds. None where that step did not happen in this sample.
+
+    A stored one may have more: earlier versions of gpurun wrote `server_stop_s`, always null.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     wall_s: float | None = None
     server_start_s: float | None = None
     load_s: float | None = None
-    server_stop_s: float | None = None
 
 
 class Sample(Record):

@@ -88,7 +88,7 @@ class _Serve(Session):
             self._refuse_failed({})
             return plan.run, self._start(hosts, plan)
         except BaseException as error:
-            self._clean_up(hosts)
+            self._clean_up(hosts, purge=isinstance(error, InterruptedRunError))  # else the log is pointed to
             if isinstance(error, InterruptedRunError):
                 error.hint = "what was started has been ended"
                 if self._interrupts.count > 1:

@@ -89,11 +89,16 @@ class Session:
         self._emit(events.StageStarted("prepare"))
         everyone = self._with_load_hosts(hosts)
         playbook = self._controller.start("prepare", self._variables(gpurun_hosts=":".join(everyone)), hosts=everyone)
-        told = set()  # a step may be a role's inclusion and its first task, both under one name
+        told = set()  # a step may be a role's inclusion and its first task, both under one name; a wait is told once
         for event in self._follow(playbook):
             task = event.task.rpartition(" : ")[2]
             if event.kind == "ok" and event.result.get("ended"):
                 self._note_ended(event.host, event.result["ended"])
+            holder = str((event.result.get("holder") or {}).get("run")) if event.kind == "retry" else ""
+            if holder and (event.host, holder) not in told:
+                told.add((event.host, holder))
+                who = str(event.result.get("msg")).partition("\n")[0]
+                self._emit(events.Notice(f"waits for up to {self._wait_s:g} s: {who}", event.host))
             if event.kind == "ok" and event.result.get("failure"):  # of one model among several
                 self._emit(events.Notice(str(event.result["failure"]["message"]), event.host))
             if event.kind == "ok" and task in ("Check the flags", "Try an all-reduce"):
@@ -138,15 +143,18 @@ class Session:
                 self._lost[host] = why
                 self._emit(events.HostLost(host, reachability.explain(why).message))
 
-    def _clean_up(self, hosts: Sequence[str]) -> None:
-        """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on."""
+    def _clean_up(self, hosts: Sequence[str], *, purge: bool = False) -> None:
+        """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on.
+
+        `purge` removes its job directories as well: for when all that matters in them is home.
+        """
         assert self._store is not None
         if self._interrupts.count > 1:
             return
         self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
         self._emit(events.StageStarted("clean-up"))
         hosts = self._with_load_hosts(hosts)
-        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts)}
+        variables = {"gpurun_run_id": self._run_id, "gpurun_hosts": ":".join(hosts), "gpurun_purge": purge}
         playbook = self._controller.start("stop", variables, hosts=hosts)
         deadline = time.monotonic() + _STOP_S
         for event in playbook.events():
@@ -202,6 +210,18 @@ class Session:
     def _tick(self) -> None:
         with contextlib.suppress(OSError):
             self._observer.tick(time.time())
+
+
+def look(
+    campaign: Campaign, cases: Sequence[Case], observer: events.Observer, inventory: Path | None, limit: str | None
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """The facts of the hosts that a campaign would run on, and the names of those that tell none. Changes nothing.
+
+    HostError where no host can be used.
+    """
+    with Interrupts() as interrupts, contextlib.closing(observer), Controller(inventory, limit=limit) as controller:
+        session = Session(campaign, cases, observer, interrupts, controller, {})
+        return session._preflight(loads=True), sorted(session._lost)
 
 
 def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> GpurunError:

@@ -59,10 +59,11 @@ class Matcher:
 
 
 class End(Record):
-    """What a way to end means where the log names no cause."""
+    """What a way to end means where the log names no cause, and `message` (a regex) in the starter's sentence."""
 
     klass: Klass = Field(alias="class")
     phase: Phase | None = None
+    message: str = ""
     advice: str
 
 

@@ -232,7 +232,10 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
         raise GpurunError("there are no runs here yet", where=str(results_dir), hint=hint)
     given = names(results_dir).get(reference)
-    alike = runs[:1] if reference == "last" else [run for run in runs if given == f"{run.campaign}/{run.id}"]
+    # A run that was refused, say because another one held its host, is hardly the last one that is meant.
+    begun = [run for run in runs if run.samples or run.status in ("running", "interrupted", "done")]
+    alike = (begun or runs)[:1] if reference == "last" else []
+    alike = alike or [run for run in runs if given == f"{run.campaign}/{run.id}"]
     alike = alike or [run for run in runs if reference in (run.id, f"{run.campaign}/{run.id}")]
     alike = alike or [run for run in runs if reference and (run.id.startswith(reference) or run.id.endswith(reference))]
     if len(alike) == 1:
@@ -276,9 +279,14 @@ def _sample_files(directory: Path) -> list[Path]:
 def _model(model: type[_Model], path: Path, what: str) -> _Model:
     try:
         return model.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        why = " ".join(str(error).splitlines()[:3])
-        raise GpurunError(f"cannot read {what}: {why}", where=str(path)) from error
+    except OSError as error:
+        raise GpurunError(f"cannot read {what}: {error.strerror or error}", where=str(path)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        why = f"`{place}`: {first['msg']}" if place else first["msg"]
+        hint = f"put {path.parent} elsewhere; `gpurun bench --resume RUN` measures such a sample again"
+        raise GpurunError(f"{what} is damaged: {why}", where=str(path), hint=hint) from error
 
 
 @contextlib.contextmanager

@@ -43,6 +43,10 @@ _FAILURES = (
 )
 
 
+_STEPS = 20_000  # turns of loops and calls of macros in one template
+_SIZE = 1 << 24  # bits of a number, or items of a sequence, that a template may compute
+
+
 class TemplateError(ValueError):
     """A template that cannot be read, or that cannot be filled in from these facts."""
 
@@ -57,6 +61,7 @@ def render(text: str, context: Mapping[str, Any]) -> str:
     if not is_template(text):
         return text
     try:
+        _environment().steps = 0
         result = _compiled(text).render(context)
     except _FAILURES as error:
         raise TemplateError(_reason(error)) from None
@@ -102,9 +107,41 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja2's sandbox, which also ends what would not end by itself, or not while somebody waits."""
+
+    intercepted_binops = frozenset({"*", "**"})
+    steps = 0
+
+    def step(self) -> str:
+        """Counts a turn of a loop or the call of a macro."""
+        self.steps += 1
+        if self.steps > _STEPS:
+            raise OverflowError(f"more than {_STEPS} turns of loops")
+        return ""
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
+        if all(isinstance(one, int) for one in sizes):
+            numbers = all(isinstance(one, int) for one in (left, right))
+            bits = [one.bit_length() for one in sizes]
+            size = bits[0] * sizes[1] if operator == "**" else sum(bits) if numbers else sizes[0] * sizes[1]
+            if size > _SIZE:
+                raise OverflowError(f"`{operator}` would give something too large")
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro)):
+            step = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None, lineno=node.lineno)
+            node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))  # type: ignore[attr-defined]
+        tree.set_environment(self)
+        return tree
+
+
 @cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+def _environment() -> _Environment:
+    environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.globals = {"range": environment.globals["range"]}
     del environment.filters["random"]  # a plan is the same each time
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))

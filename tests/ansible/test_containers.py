@@ -1,4 +1,4 @@
-"""Jobs in containers, with a real Docker engine: the rules of any job, and nothing left of them."""
+"""Jobs in containers, with a real Docker engine and Podman: the rules of any job, and nothing left of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,20 @@ from tests.remote_jobs import Jobs
 SECRET = "planted-5ecret-value"
 
 
+DOCKER_ONLY = pytest.mark.parametrize("engine", ["docker"], indirect=True)
+
+
+@pytest.fixture(params=["docker", "podman"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Engine)
+    return found
+
+
 @pytest.fixture
 def home(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    for name, value in engine.env.items():
+        monkeypatch.setenv(name, value)
     home = tmp_path / "gpu run"
     home.mkdir()
     yield home
@@ -41,7 +52,7 @@ def argv(*words: str) -> list[str]:
 
 def start(job: Job, engine: Engine, *words: str, container: dict[str, Any] | None = None, **changes: Any) -> Job:
     """The little server, in a container."""
-    about = {"runtime": "docker", "image": engine.image, **(container or {})}
+    about = {"runtime": engine.runtime, "image": engine.image, **(container or {})}
     assert create(job, "server", wanted(argv(*words), **{"ready": READY, "container": about, **changes}))
     return job
 
@@ -70,10 +81,12 @@ def test_life_of_a_server_in_a_container(job: Job, engine: Engine, tmp_path: Pat
     assert f"HF_TOKEN={SECRET}" in shown["Config"]["Env"]  # that is where Docker keeps it: see docs/design.md
     assert shown["Image"] == engine.image == report_of(job)["container"]["image_id"]
     given = shown["HostConfig"]
-    assert (given["NetworkMode"], given["IpcMode"], given["ShmSize"]) == ("host", "private", 96 << 20)
-    assert (given["AutoRemove"], given["Init"], given["LogConfig"]["Type"]) == (True, True, "none")
-    assert [(one["Source"], one["Target"], one["ReadOnly"]) for one in given["Mounts"]] == [(str(model),) * 2 + (True,)]
-    assert given["Binds"] == [f"{tmp_path}:/work"] and given["NanoCpus"] == 10**9
+    assert (given["NetworkMode"], given["ShmSize"]) == ("host", 96 << 20)
+    assert ipc_of(job) != Path("/proc/self/ns/ipc").readlink()
+    assert (given["AutoRemove"], given["LogConfig"]["Type"]) == (True, "none")
+    mounted = {(one["Source"], one["Destination"], one["RW"]) for one in shown["Mounts"]}
+    assert mounted == {(str(model), str(model), False), (str(tmp_path), "/work", True)}
+    assert given["NanoCpus"] == 10**9
     assert SECRET not in report_text(job) and log_word(job, "loading") == "abc"
     everybody = "".join(one.read_text(errors="replace") for one in Path("/proc").glob("[0-9]*/cmdline"))
     assert "gpurun-run1-job1" in everybody and SECRET not in everybody
@@ -83,6 +96,18 @@ def test_life_of_a_server_in_a_container(job: Job, engine: Engine, tmp_path: Pat
     report = job.report()
     assert (report["status"], report["reason"]) == ("exited", "stopped")
     assert engine.containers() == []
+
+
+def inside(job: Job) -> int:
+    """The server's process."""
+    commands = {one.pid: Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in job.strays()}
+    (pid,) = (pid for pid, command in commands.items() if command.startswith(b"python3"))
+    return pid
+
+
+def ipc_of(job: Job) -> Path:
+    """Its IPC namespace: Podman 4 tells the same mode of all containers."""
+    return Path(f"/proc/{inside(job)}/ns/ipc").readlink()
 
 
 def report_of(job: Job) -> dict[str, Any]:
@@ -96,8 +121,7 @@ def report_text(job: Job) -> str:
 
 def test_host_ipc_is_the_default(job: Job, engine: Engine) -> None:
     ready(start(job, engine))
-    (shown,) = json.loads(engine("inspect", "gpurun-run1-job1"))
-    assert shown["HostConfig"]["IpcMode"] == "host"
+    assert ipc_of(job) == Path("/proc/self/ns/ipc").readlink()
 
 
 def test_crash_keeps_its_exit_code_and_log(job: Job, engine: Engine) -> None:
@@ -108,13 +132,19 @@ def test_crash_keeps_its_exit_code_and_log(job: Job, engine: Engine) -> None:
 
 def test_death_is_noticed_within_a_second(job: Job, engine: Engine) -> None:
     ready(start(job, engine))
-    (server,) = [one for one in job.strays() if Path(f"/proc/{one.pid}/cmdline").read_bytes().startswith(b"python3")]
-    killed = time.monotonic()
-    os.kill(server.pid, signal.SIGKILL)
+    server, killed = inside(job), time.monotonic()
+    os.kill(server, signal.SIGKILL)
     report = over(job)
     assert time.monotonic() - killed < 2  # the engine's own clean-up is in it
     assert (report["reason"], report["exit_code"]) == ("exited", 137)
     assert report["ended_at"] - killed - (time.time() - time.monotonic()) < 1
+
+
+def test_container_that_the_kernel_ends_for_its_memory_has_the_kernels_word(job: Job, engine: Engine) -> None:
+    report = over(start(job, engine, "greedy", container={"args": ["--memory", "128m", "--memory-swap", "128m"]}))
+    assert (report["reason"], report["exit_code"]) == ("exited", 137)
+    assert any("Killed process" in line for line in report["kernel"]["log"]), report["kernel"]
+    assert report["kernel"]["oom_kills"] in (1, None)  # Docker's note may come after the end; Podman has none
 
 
 @pytest.mark.parametrize("words", [("deaf",), ("deaf", "brood")])
@@ -160,7 +190,7 @@ def test_killed_client_takes_its_container_along(job: Job, engine: Engine) -> No
 @pytest.mark.parametrize(
     ("container", "word"),
     [
-        ({"image": "no-such-image:1"}, "`docker pull` must fetch the image no-such-image:1 first"),
+        ({"image": "no-such-image:1"}, " pull` must fetch the image no-such-image:1 first"),
         ({"runtime": "no-docker"}, "there is no no-docker on this host"),
     ],
 )
@@ -176,12 +206,14 @@ def test_missing_mount_is_told_in_the_log(job: Job, engine: Engine) -> None:
     assert "/no/such/model" in (job.directory / "log").read_text()
 
 
+@DOCKER_ONLY
 def test_gpus_are_asked_for_where_the_host_has_some(job: Job, engine: Engine) -> None:
     report = over(start(job, engine, gpus={"nvidia_smi": "/usr/bin/nvidia-smi"}))
     assert "--gpus" in report_of(job)["argv"]
     assert report["exit_code"] == 125 and "could not select device driver" in (job.directory / "log").read_text()
 
 
+@DOCKER_ONLY
 def test_unit_of_a_killed_supervisor_removes_its_container(engine: Engine) -> None:
     """On a booted host that reaches this engine: systemd ends what is in no control group of its own; so does stop,
     which sees no process of the container there."""

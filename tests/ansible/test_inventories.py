@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,6 +43,37 @@ def directory(folder: Path) -> Path:
     (inventory / "group_vars" / "gpu_hosts.yml").write_text(yaml.safe_dump({"gpurun_home": f"{folder}/kept"}))
     (inventory / "host_vars" / "one.yml").write_text(yaml.safe_dump(LOCAL))
     return inventory
+
+
+def needy(folder: Path) -> Path:
+    """A script that asks a cloud, and gets nowhere without what it logs in with."""
+    inventory = script(folder)
+    lines = inventory.read_text().splitlines()
+    inventory.write_text("\n".join([lines[0], "import os", "os.environ['CLOUD_TOKEN']", *lines[1:]]))
+    return inventory
+
+
+def test_a_plan_is_made_for_the_hosts_of_an_inventory_which_may_need_the_environment(tmp_path: Path) -> None:
+    inventory = needy(tmp_path)
+    server = {"engine": "command", "argv": ["serve", "--threads", "{{ host.cpus }}"]}
+    chat = {"load": {"concurrency": 8, "requests": 4}, "data": {"prompt_tokens": 8, "output_tokens": 8}}
+    campaign = {"version": 1, "name": "c", "server": server, "benchmarks": {"chat": chat}}
+    (tmp_path / "c.yml").write_text(yaml.safe_dump(campaign))
+    env = {**os.environ, "CLOUD_TOKEN": "planted-5ecret-value", "TMPDIR": str(tmp_path)}
+
+    def plan(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "gpurun", "plan", "-c", "c.yml", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+    assert plan("-i", str(inventory)).returncode == 2
+    assert "no variable of the environment is named CLUD_*" in plan("-i", "hosts", "--pass-env", "CLUD_*").stderr
+    done = plan("-i", str(inventory), "--pass-env", "CLOUD_*", "--save-facts", "facts.json")
+    assert done.returncode == 0, done.stderr
+    assert f"--threads {len(os.sched_getaffinity(0))}" in done.stdout and "one" in done.stdout
+    assert "never more than 4 are in flight" in done.stdout
+    assert plan("--facts", "facts.json").stdout == done.stdout
+    assert "planted-5ecret-value" not in done.stdout + done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"5ecret" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("make", [ini, script, directory])

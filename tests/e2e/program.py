@@ -185,6 +185,10 @@ class Place:
         assert [entry.name for entry in self.temporary.iterdir()] == []
         assert not (self.home / "lock.json").exists()
 
+    def jobs(self, run: str) -> list[str]:
+        """Names of the run's job directories on the host."""
+        return sorted(path.name for path in (self.home / "jobs" / run).glob("*"))
+
     def stored(self, run: str) -> Path:
         """The results directory of a run."""
         return self.folder / "results" / "e2e" / run

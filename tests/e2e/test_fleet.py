@@ -149,6 +149,34 @@ def test_a_host_that_dies_costs_only_its_own_samples_and_a_resumed_run_has_them(
     assert "2 samples" in again.wait_for("run .*samples")
 
 
+# -- a host that runs out of memory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(two: HostFleet) -> Iterator[HostFleet]:
+    """Units of ours on the first host get 200 MiB each."""
+    host, folder = two[0], "/run/systemd/system/gpurun-.service.d"
+    # systemd-nspawn mounts version 1 of this controller so that systemd cannot use it; version 2 it can.
+    host.inside(["mount", "-o", "remount,bind,rw", "/sys/fs/cgroup/memory"], check=False)
+    host.inside(["mkdir", "-p", folder])
+    host.inside(["sh", "-c", f"printf '[Service]\\nMemoryMax=200M\\nMemorySwapMax=0\\n' > {folder}/limit.conf"])
+    host.inside(["systemctl", "daemon-reexec"])
+    yield two
+    host.inside(["rm", "-r", folder])
+    host.inside(["systemctl", "daemon-reload"])
+
+
+def test_what_the_kernels_oom_killer_ends_is_told_with_its_proof(limited: HostFleet, desk: Desk) -> None:
+    greedy = {"server": server("--hoard", "1000"), "expect": "oom_host"}
+    desk.campaign(variants={"greedy": greedy}, order="fixed")
+    program = desk.bench("--limit", limited[0].name)
+    assert program.finish(LONG_S) == 0, program.stderr
+    assert measured(desk, program) == {("host1", 1, "baseline"): "measured", ("host1", 1, "greedy"): "oom_host"}
+    failure = desk.samples(program.run)["host1", 1, "greedy"]["failure"]
+    assert failure["phase"] == "serving" and "oom_kill rose by 1" in failure["proof"]
+    assert not limited[0].exec(["ls", ".gpurun/jobs"]).stdout  # all of it is home
+
+
 # -- serve and stop ----------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,7 @@ def test_ctrl_c_while_measuring_keeps_what_was_measured(place: Place) -> None:
     place.nothing_left()
     kept = place.samples(program.run)
     assert [(one["variant"], one["status"]) for one in kept] == [("baseline", "measured")]
+    assert len(place.jobs(program.run)) == 4  # what was not brought home may still be of use
     assert place.manifest(program.run)["status"] == "interrupted"
     assert "interrupted after 1 of 2 samples" in program.stderr
 
@@ -129,7 +130,7 @@ def test_stop_ends_what_a_killed_run_left(place: Place, killed: Program) -> None
     assert stop.finish() == 0, stop.stderr
     ended = json.loads(stop.stdout)["ended"]["here"]
     assert [(one["run"], one["job"].startswith("r1-baseline")) for one in ended] == [(killed.run, True)]
-    assert place.leftovers() == []
+    assert place.leftovers() == [] and place.jobs(killed.run) == []
     assert not (place.home / "lock.json").exists()
     again = place.start("stop", killed.run, "-i", "inventory.yml")
     assert again.finish() == 0
@@ -158,7 +159,7 @@ def test_a_second_run_on_a_host_is_refused_by_name_or_waits(place: Place) -> Non
     assert f"run {first.run} of campaign e2e holds this host" in second.stderr
     assert f"gpurun stop {first.run}" in second.stderr
     waiting = place.bench("--wait", "2m")
-    waiting.wait_for("take the host")
+    waiting.wait_for(f"here: waits for up to 120 s: run {first.run} of campaign e2e holds this host")
     assert first.process.poll() is None
     first.send(signal.SIGINT)
     assert first.finish() == 130

@@ -17,6 +17,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(place: Place) -> None:
     assert program.stderr.splitlines()[-2:] == ["error: interrupted", "hint: what was started has been ended"]
     assert program.stdout == ""
     place.nothing_left()
+    assert list((place.home / "jobs").glob("*/*/log")) == []
 
 
 def test_it_ends_after_its_time_though_gpurun_is_gone(place: Place) -> None:
@@ -29,9 +30,11 @@ def test_it_ends_after_its_time_though_gpurun_is_gone(place: Place) -> None:
     assert stop[1:] == ["-i", "inventory.yml"]
     assert place.leftovers()
     eventually(lambda: not place.leftovers())
+    assert len(place.jobs(stop[0])) == 1
     again = place.start("stop", *stop)
     assert again.finish() == 0, again.stderr
     place.nothing_left()
+    assert place.jobs(stop[0]) == []
 
 
 def test_a_time_without_a_unit_is_refused(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -29,21 +30,25 @@ RECEIVED = ["{{ braces }}" if "braces" in word else word for word in WORDS]
 
 
 class Watcher(threading.Thread):
-    """Looks for a text in every command line of this machine and every file of a folder, until it is told to stop."""
+    """Looks for a text in every command line of this machine and every file of some folders, until it is told to stop.
 
-    def __init__(self, text: str, folder: Path) -> None:
+    What a server itself writes down (`log`) is the server's. How jobs ended is kept, as their folders go with the run.
+    """
+
+    def __init__(self, text: str, *folders: Path) -> None:
         super().__init__()
-        self.text, self.folder, self.stop = text.encode(), folder, threading.Event()
+        self.text, self.folders, self.stop = text.encode(), folders, threading.Event()
         self.seen: set[str] = set()
         self.looked_at: set[str] = set()
+        self.ended: dict[str, Any] = {}
 
     def run(self) -> None:
         while not self.stop.wait(0.05):
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 self._look(Path(f"/proc/{pid}/cmdline"))
-            for folder, _, names in os.walk(self.folder):  # folders come and go meanwhile
+            for folder, _, names in itertools.chain(*map(os.walk, self.folders)):  # folders come and go meanwhile
                 for path in (Path(folder, name) for name in names):
-                    if path.is_file():  # no FIFOs
+                    if path.name != "log" and path.is_file():  # no FIFOs
                         self._look(path)
 
     def _look(self, path: Path) -> None:
@@ -52,6 +57,8 @@ class Watcher(threading.Thread):
         except OSError:
             return
         self.looked_at.add(path.name)
+        if path.name == "ended.json":
+            self.ended[path.parent.name] = json.loads(content)
         if self.text in content:
             self.seen.add(f"{path}: {content[:300]!r}")
 
@@ -74,7 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Any:
     wanted = server(*WORDS, env={"TEXT": WORDS[3], "OTHER": WORDS[4]}, secrets=["E2E_SECRET"])
     crash = {"server": server("--crash", "CUDA error: no kernel image is available for execution on the device")}
     place.campaign(server=wanted, variants={"broken": {**crash, "expect": "unsupported_arch"}})
-    watcher = Watcher("-7f3a", place.temporary)
+    watcher = Watcher("-7f3a", place.temporary, home / "jobs")
     watcher.start()
     try:
         program = place.bench("--json", env={"E2E_SECRET": SECRET})
@@ -112,20 +119,14 @@ def test_values_reach_the_server_unchanged(whole: Whole) -> None:
 
 
 def test_a_secret_reaches_the_server_and_is_in_nothing_else(whole: Whole) -> None:
-    log = whole.place.home / "jobs" / whole.run
-    assert any("E2E_SECRET" in path.read_text(errors="replace") for path in log.glob("*/log"))  # it was there
-    assert started(whole)["env"]["E2E_SECRET"] == "[secret]"
-    whole_results = {path for path in whole.place.folder.rglob("*") if path.is_file()}
-    jobs = {path for path in whole.place.home.rglob("jobs/**/*") if path.is_file()}
-    own_logs = {path for path in jobs if path.name == "log"}  # what the server itself wrote down is the server's
-    for path in whole_results | (jobs - own_logs):
-        text = path.read_bytes()
-        assert b"7f3a" not in text, path
+    assert started(whole)["env"]["E2E_SECRET"] == "[secret]"  # it was there
+    for path in whole.place.folder.rglob("*"):
+        assert not path.is_file() or b"7f3a" not in path.read_bytes(), path
     assert "7f3a" not in whole.program.stderr + whole.program.stdout
 
 
-def test_a_secret_is_in_no_command_line_and_no_private_file(whole: Whole) -> None:
-    assert {"cmdline", "vars.yml"} <= whole.watcher.looked_at
+def test_a_secret_is_in_no_command_line_and_no_file_meanwhile(whole: Whole) -> None:
+    assert {"cmdline", "vars.yml", "job.json", "ended.json", "raw.json"} <= whole.watcher.looked_at
     assert whole.watcher.seen == set()
 
 
@@ -150,10 +151,11 @@ def test_lines_tell_each_stage_once_and_in_order(whole: Whole) -> None:
 
 def test_nothing_is_left_behind(whole: Whole) -> None:
     whole.place.nothing_left()
+    assert whole.place.jobs(whole.run) == []
 
 
 def test_a_crash_is_noticed_within_a_second(whole: Whole) -> None:
-    job = next((whole.place.home / "jobs" / whole.run).glob("r1-broken-*"))
-    crashed = next(line.split()[1] for line in (job / "log").read_text().splitlines() if line.startswith("crashing "))
-    noticed = json.loads((job / "ended.json").read_text())["ended_at"]
+    log = next(whole.place.stored(whole.run).glob("samples/1/broken-*/here/server.log")).read_text(encoding="utf-8")
+    crashed = next(line.split()[1] for line in log.splitlines() if line.startswith("crashing "))
+    noticed = next(ended["ended_at"] for job, ended in whole.watcher.ended.items() if job.startswith("r1-broken-"))
     assert 0 <= noticed - float(crashed) < 1

@@ -93,12 +93,12 @@ class Slot:
 
 
 def cgroup_roots() -> list[Path]:
-    """Mount points of the hierarchies that systemd uses: cgroup2, and its own of version 1 where that is mounted."""
+    """Mount points of the hierarchies that hosts are apart in: cgroup2, and of version 1 systemd's own and memory's."""
     roots = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options = line.split()[:4]
         if point.startswith("/sys/fs/cgroup") and (
-            kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(","))
+            kind == "cgroup2" or (kind == "cgroup" and {"name=systemd", "memory"} & set(options.split(",")))
         ):
             roots.append(Path(point))
     return roots

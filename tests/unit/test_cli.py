@@ -12,9 +12,12 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from gpurun import cli
 from gpurun.errors import ConfigError, ExitCode, HostError, InterruptedRunError, NotReadyError, Problem
+
+ROOT = Path(__file__).parents[2]
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
@@ -22,6 +25,15 @@ def raising(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return call
+
+
+def test_a_variable_gives_a_repeatable_option_a_value_with_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPURUN_PLAN_SET", "rounds=3\nserver.env.TEXT='two words'")
+    told = CliRunner().invoke(cli.gpurun, ["plan", "-c", str(ROOT / "campaigns/quickstart.yml"), "--json"])
+    assert told.exit_code == 0, told.output
+    plan = json.loads(told.stdout)
+    assert plan["rounds"] == 3
+    assert {sample["server"]["env"]["TEXT"] for sample in plan["samples"]} == {"two words"}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gpurun.fields import METRICS, duration, percentage
 from gpurun.load import load_text
 from gpurun.parsers import parse_builtin
 
+_LOAD = "benchmarks.chat.load"
 CAMPAIGN = """\
 version: 1
 name: quickstart
@@ -121,6 +122,8 @@ def test_overrides_address_names_with_dots() -> None:
     [
         ("server.flgs.x=1", "unknown key `flgs` in `server`", 7),
         ("rounds=many", "`rounds` must be a whole number, not the text 'many'", 14),
+        (f"{_LOAD}.requests=1000000000", f"`{_LOAD}.requests` must be at most 1000000, not 1000000000", 37),
+        (f"{_LOAD}.concurrency=20001", f"`{_LOAD}.concurrency` must be at most 20000, not 20001", 40),
         ("rounds", "`--set` wants `key.path=value`", 7),
         ("=1", "`--set` wants `key.path=value`", 7),
         ("a..b=1", "`--set` wants `key.path=value`", 7),

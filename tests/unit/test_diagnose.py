@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -101,12 +102,31 @@ def test_a_stop_that_was_asked_for_is_no_failure() -> None:
 def test_sigkill_is_an_oom_kill_unless_the_engine_did_it_or_the_kernel_denies_it() -> None:
     loading = "Loading safetensors checkpoint shards:  50% Completed | 2/4\n"
     assert classify(loading, engine="vllm", exit_code=137).klass == "oom_host"
-    assert classify(loading, engine="vllm", signal=9, evidence=Evidence(oom_kills=0)).klass == "unknown"
+    denied = classify(loading, engine="vllm", signal=9, evidence=Evidence(oom_kills=0))
+    assert denied.klass == "engine_dead" and "not the kernel's OOM killer" in denied.advice
     by_itself = loading + "Received sigquit from a child process. It usually means the child failed.\nKilled\n"
     assert classify(by_itself, engine="sglang", exit_code=137).klass == "unknown"
     told = classify(by_itself, engine="sglang", exit_code=137, evidence=Evidence(oom_kills=2))
     assert (told.klass, told.line) == ("oom_host", None)
     assert "oom_kill rose by 2" in told.proof
+
+
+@pytest.mark.parametrize(
+    ("message", "klass", "advice"),
+    [
+        ("[Errno 2] No such file or directory: 'vllm'", "missing_dependency", "install it"),
+        ("[Errno 7] Argument list too long: 'vllm'", "limits", "128 KiB"),
+        ("[Errno 8] Exec format error: '/opt/vllm'", "missing_dependency", "another processor"),
+        ("[Errno 11] Resource temporarily unavailable", "limits", "pids.max"),
+        ("[Errno 13] Permission denied: '/opt/vllm'", "missing_dependency", "chmod +x"),
+        ("its working folder /no/such: No such file or directory", "bad_flag", "`cwd`"),
+        ("[Errno 28] No space left on device: '/home/x'", "disk_full", "gpurun_home"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_told_by_the_systems_word(message: str, klass: str, advice: str) -> None:
+    told = classify("", reason="spawn", message=f"cannot start vllm: {message}")
+    assert (told.klass, told.phase) == (klass, "start")
+    assert message in told.proof and advice in told.advice
 
 
 def test_what_the_kernel_says_counts_unless_the_log_has_a_cause() -> None:
@@ -218,6 +238,26 @@ def test_explain_says_when_it_cannot_read(tmp_path: Path) -> None:
     told = CliRunner().invoke(command, [str(tmp_path / "nothing.log")])
     assert told.exit_code == 2
     assert "cannot read" in told.output
+
+
+@pytest.mark.parametrize("path", ["/dev/urandom", "/dev/zero", sys.executable])
+def test_explain_refuses_what_is_no_text_and_comes_to_an_end(path: str) -> None:
+    told = CliRunner().invoke(command, [path])
+    assert told.exit_code == 2
+    assert "is not the text of a log" in told.output
+
+
+def test_explain_reads_a_log_with_zeros_and_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurun.commands.explain._MOST_BYTES", 1 << 20)
+    text = "\0" * 5000 + "error: invalid argument: --x\n" + "all is well\n" * 200_000
+    told = CliRunner().invoke(command, ["-", "--engine", "llamacpp"], input=text)
+    assert told.stdout.startswith("bad_flag") and "only the first 1 MiB were read" in told.stderr
+
+
+def test_what_was_asked_last_is_the_proof_of_a_start_that_took_too_long() -> None:
+    message = "not ready within 60 s; the last answer to /health: status 302, to http://login/"
+    told = classify("loading\n", reason="start_timeout", message=message)
+    assert (told.klass, told.proof) == ("start_timeout", message)
 
 
 @pytest.mark.parametrize(

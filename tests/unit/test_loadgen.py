@@ -181,13 +181,20 @@ def test_sigterm_keeps_what_was_measured(client: Client, tmp_path: Path) -> None
     assert len(raw["requests"]) >= 4
     assert all(request["ok"] for request in raw["requests"])
     told = json.loads(progress.read_text())
-    assert set(told) == {"done", "total", "failed", "failing", "output_tokens", "elapsed_s"}
-    assert told["failing"] is False
+    assert set(told) == {"warming", "done", "total", "failed", "failing", "output_tokens", "elapsed_s"}
+    assert told["failing"] is told["warming"] is False
 
 
-def test_sigterm_in_the_warm_up(client: Client) -> None:
+def test_sigterm_in_the_warm_up(client: Client, tmp_path: Path) -> None:
+    progress = tmp_path / "progress.json"
     with Stub("stall") as stub:
-        process = client.start(stub.url, warmup=1)
+        process = client.start(stub.url, warmup=1, progress=str(progress))
+        deadline = time.monotonic() + 30
+        while not progress.exists():
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        told = json.loads(progress.read_text())
+        assert (told["warming"], told["done"], told["total"]) == (True, 0, 1)
         deadline = time.monotonic() + 30
         while not stub.completions():
             assert time.monotonic() < deadline

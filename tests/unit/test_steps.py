@@ -16,6 +16,8 @@ from gpurun.store import RunStore
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 READY = {"status": "ready", "started_at": 1.0, "ready_at": 2.0}
 DIED = {**READY, "status": "failed", "reason": "exited", "exit_code": 0, "message": "ended by itself with exit code 0"}
+KILLED = {**DIED, "exit_code": None, "signal": 9}
+XID = "NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
 _CASE = {"round": 1, "host": "h", "case": "baseline-chat-1", "variant": "baseline", "benchmark": "chat", "axes": {}}
 SPEC = {"load": {"concurrency": 4}, "requests": 10, "warmup": 0, "data": {"kind": "file", "output_tokens": 2}}
 PLANNED: dict[str, Any] = _CASE | {
@@ -75,6 +77,11 @@ def test_secrets_come_by_their_own_names_or_as_the_command_line_hands_them_over(
 @pytest.mark.parametrize(
     ("log", "server", "failed", "klass"),
     [
+        ("ok-vllm-cpu-eager.log", {"status": "absent"}, 0, "interrupted"),  # `gpurun stop` from elsewhere
+        ("ok-vllm-cpu-eager.log", {**KILLED, "kernel": None}, 0, "oom_host"),
+        ("ok-vllm-cpu-eager.log", {**KILLED, "kernel": {"oom_kills": 0, "log": []}}, 0, "engine_dead"),
+        ("ok-vllm-cpu-eager.log", {**DIED, "kernel": {"oom_kills": 1, "log": []}}, 0, "oom_host"),
+        ("ok-vllm-cpu-eager.log", {**DIED, "kernel": {"oom_kills": 0, "log": [XID]}}, 0, "driver_mismatch"),
         ("ok-vllm-cpu-eager.log", READY, 0, None),
         ("ok-vllm-cpu-eager.log", READY, 5, "invalid_measurement"),
         (

@@ -295,9 +295,24 @@ def test_a_damaged_run_is_listed_and_named(tmp_path: Path) -> None:
 def test_a_damaged_sample_is_named(tmp_path: Path) -> None:
     store = create(tmp_path)
     (store.write_sample(sample()) / "sample.json").write_text('{"schema": "gpurun.sample/9"}')
-    with pytest.raises(GpurunError, match="cannot read a sample") as caught:
+    with pytest.raises(GpurunError, match="a sample is damaged: `schema`: Input should be") as caught:
         store.samples()
-    assert "samples/1/chat-1a2b/h/sample.json" in caught.value.render()
+    assert "samples/1/chat-1a2b/h/sample.json" in caught.value.render() and "--resume" in caught.value.render()
+    (store.directory / "samples/1/chat-1a2b/h/sample.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(GpurunError, match=r"a sample is damaged: Invalid JSON"):
+        store.samples()
+
+
+def test_the_last_run_is_not_one_that_was_refused(tmp_path: Path) -> None:
+    begun, refused = create(tmp_path, "20261130-0900-a1f3"), create(tmp_path, "20261130-1000-b2e4")
+    refused.set_status("failed", now=NOW, exit_code=3)
+    assert find(tmp_path, "last").directory == begun.directory
+
+
+def test_a_sample_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    stored = sample().model_dump(mode="json", by_alias=True)
+    stored["timing"]["server_stop_s"] = None
+    assert Sample.model_validate(stored) == sample()
 
 
 def test_run_ids_sort_by_time_and_differ() -> None:

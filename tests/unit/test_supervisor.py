@@ -49,6 +49,34 @@ def test_end_with_a_long_message_is_read_back(job: Job) -> None:
     assert str(report["message"]).startswith("cannot start \N{PILE OF POO}")
 
 
+def test_a_start_that_the_system_refuses_tells_what_is_wrong_with_it(job: Job, tmp_path: Path) -> None:
+    def refused(name: str, *argv: str, cwd: str | None = None) -> str:
+        report = over(start_client(Job(job.home, "run1", name), *argv, cwd=cwd))
+        assert (report["status"], report["reason"]) == ("failed", "spawn")
+        return str(report["message"])
+
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    assert "its working folder /no/such: No such file" in refused("cwd", "true", cwd="/no/such")
+    assert "Argument list too long" in refused("long", "true", "x" * (1 << 18))
+    assert "Permission denied" in refused("mode", str(plain))
+    plain.chmod(0o755)
+    assert "Exec format error" in refused("format", str(plain))
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("moved", "not ready within 1 s; the last answer to /health: status 302, to http://elsewhere/login"),
+        ("no-http", "not ready within 1 s; the last answer to /health: BadStatusLine: 220 mail ready"),
+        ("deep", "health answers, but /v1/completions does not generate: status 200"),
+    ],
+)
+def test_what_a_server_answers_instead_is_told(job: Job, word: str, told: str) -> None:
+    report = over(start_server(job, word, start_s=20 if word == "deep" else 1))
+    assert str(report["message"]).startswith(told)
+
+
 def test_server_that_crashes_tells_code_and_last_line(job: Job) -> None:
     report = over(start_server(job, "crash"))
     assert (report["status"], report["reason"], report["exit_code"]) == ("failed", "exited", 1)

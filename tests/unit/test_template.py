@@ -80,12 +80,23 @@ def test_what_cannot_be_filled_in_is_an_error(text: str) -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% block a %}{{ self.a() }}{% endblock %}",
         "{{ range(1000) | random }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in 'x' * 99999 recursive %}{{ loop('x' * 99999) }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(64) }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'x' * 10 ** 9 }}",
     ],
 )
 def test_hostile_templates_are_the_campaigns_mistake_and_no_bug(text: str) -> None:
     with pytest.raises(TemplateError):
         unknown_facts(text)
         render(text, CONTEXT)
+
+
+def test_each_text_has_its_own_share_of_loops() -> None:
+    text = "{% for i in range(15000) %}{% endfor %}{{ 2 ** 0.5 > 1 }} {{ 3 * 'ab' }} {{ 1.5 * 2 }}"
+    assert [render(text, CONTEXT) for _ in range(3)] == ["True ababab 3.0"] * 3
 
 
 @given(st.text())

@@ -97,6 +97,11 @@ job:
     exit_code: {description: Null if a signal ended it., type: int}
     signal: {description: Number of that signal., type: int}
     left: {description: Processes that could not be ended., type: list}
+    kernel:
+      description: >-
+        After its end: C(oom_kills), how many of its processes the kernel's OOM killer ended (null: not known), and
+        C(log), lines of the kernel about those, or of a GPU's driver (Xid).
+      type: dict
     gpu_memory_left: {description: What of its GPU memory did not come back., type: str}
     gpu_holders: {description: "Who holds GPU memory: gpu, memory_mib, pid, user, command.", type: list}
     progress: {description: "log_bytes, log_lines, last_line, rss_bytes, cpu_s, progress_file.", type: dict}

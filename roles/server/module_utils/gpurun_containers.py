@@ -18,7 +18,10 @@ from typing import Any
 from ansible.module_utils.gpurun_jobs import Job, JobError, State
 
 # How the client finds its engine: inherited by it, and by whoever removes the container.
-CLIENT_ENV = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST", "XDG_RUNTIME_DIR")
+CLIENT_ENV = (
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST", "XDG_RUNTIME_DIR"),
+    *("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"),
+)
 _ANSWER_S = 30.0
 
 
@@ -60,9 +63,12 @@ def labelled(client: str, home: Path, run: str, name: str | None) -> list[State]
     """
     labels = [f"gpurun.home={home}"] + ([f"gpurun.run={run}"] if run != "*" else [])
     labels += [f"gpurun.job={name}"] if name else []
-    command = [client, "ps", "--all", "--format", '{{.Names}} {{.Label "gpurun.run"}} {{.Label "gpurun.job"}}']
-    done = _ask([*command, *(word for label in labels for word in ("--filter", f"label={label}"))])
-    rows = [line.split() for line in done.stdout.splitlines() if done.returncode == 0]
+    command = [client, "ps", "--all", "--quiet", *(word for label in labels for word in ("--filter", f"label={label}"))]
+    found = _ask(command).stdout.split()
+    # Podman 4's `ps` does not tell single labels.
+    telling = '{{.Name}} {{index .Config.Labels "gpurun.run"}} {{index .Config.Labels "gpurun.job"}}'
+    told = _ask([client, "inspect", "--type", "container", "--format", telling, *found]).stdout if found else ""
+    rows = [line.lstrip("/").split() for line in told.splitlines()]
     about = {"how": "container", "pid": None, "user": None, "client": client}
     return [{"run": row[1], "job": row[2], "command": row[0], **about} for row in rows if len(row) == 3]
 

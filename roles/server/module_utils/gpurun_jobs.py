@@ -20,6 +20,7 @@ _FIRST_SIGN_S = 15.0  # for a supervisor to say who it is, on a host that is bus
 _TAIL_BYTES = 65536
 _COUNTED_BYTES = 64 << 20
 _PROGRESS_BYTES = 65536
+_DAMAGED = (OSError, ValueError, RecursionError)  # what reading a file of JSON may raise
 
 State = dict[str, Any]
 
@@ -44,7 +45,7 @@ def read_state(path: Path) -> State | None:
     """A state file, or None where it is not there."""
     try:
         return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except _DAMAGED:
         return None
 
 
@@ -107,6 +108,7 @@ class Job:
             "signal": ended.get("signal"),
             "holder": ended.get("holder"),
             "left": ended.get("left", []),
+            "kernel": ended.get("kernel"),
             "gpu_memory_left": (self.read("drained") or {}).get("gpu_memory_left"),
             "progress": self.progress(),
         }
@@ -132,7 +134,7 @@ class Job:
         tree = descendants(supervisor.pid) if supervisor else []
         tree += self.strays() if (self.asked or {}).get("container") else []
         own = None
-        with contextlib.suppress(OSError, ValueError), (self.directory / "progress.json").open("rb") as file:
+        with contextlib.suppress(*_DAMAGED), (self.directory / "progress.json").open("rb") as file:
             own = json.loads(file.read(_PROGRESS_BYTES))
         return {
             "log_bytes": size,

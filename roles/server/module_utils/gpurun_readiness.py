@@ -40,6 +40,7 @@ class Readiness(threading.Thread):
         self.phases: dict[str, float] = {}
         self.verdict: tuple[str, str] | None = None
         self.answers: list[Any] | None = None
+        self.last_answer = ""  # what was asked last, and what came
 
     @property
     def done(self) -> bool:
@@ -79,10 +80,16 @@ class Readiness(threading.Thread):
             else:
                 connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
+            to = f", to {answer.headers['Location']}" if "Location" in answer.headers else ""
+            self.last_answer = f"{path}: status {answer.status}{to}"[:300]
             return answer.status, answer.read(_BODY_BYTES)
         except socket.timeout as error:  # only since Python 3.10 the same class as the builtin one
+            self.last_answer = f"{path}: nothing within {timeout_s:g} s"
             raise TimeoutError from error
-        except (OSError, http.client.HTTPException):
+        except ConnectionRefusedError:
+            return 0, b""
+        except (OSError, http.client.HTTPException) as error:
+            self.last_answer = f"{path}: {type(error).__name__}: {error}"[:300]
             return 0, b""
         finally:
             connection.close()
@@ -155,7 +162,7 @@ class Readiness(threading.Thread):
             try:
                 status, answer = self._ask(ask["path"], float(ask["timeout_s"]), body)
                 self.answers.append(json.loads(answer) if status == 200 else None)
-            except (TimeoutError, ValueError):
+            except (TimeoutError, ValueError, RecursionError):
                 self.answers.append(None)
 
     def _answered(self, body: bytes) -> bool:
@@ -164,7 +171,7 @@ class Readiness(threading.Thread):
             return True
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return isinstance(answer, dict) and bool(answer.get(key))
 
@@ -174,7 +181,7 @@ def _names(body: bytes) -> list[str]:
     try:
         models = json.loads(body)["data"]
         return [str(model["id"]) for model in models]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from ansible.module_utils import (
     gpurun_containers,
     gpurun_gpus,
+    gpurun_kernel,
     gpurun_ports,
     gpurun_processes,
     gpurun_readiness,
@@ -29,7 +30,10 @@ from ansible.module_utils.gpurun_jobs import Job, JobError, State
 from ansible.module_utils.gpurun_supervisor import write_state
 
 PORT = "@GPURUN_PORT@"
-_PARTS = (gpurun_gpus, gpurun_processes, gpurun_ports, gpurun_readiness, gpurun_telemetry, gpurun_supervisor)
+_PARTS = (
+    *(gpurun_gpus, gpurun_kernel, gpurun_processes, gpurun_ports, gpurun_readiness),
+    *(gpurun_telemetry, gpurun_supervisor),
+)
 _SPEC_S = 15.0
 _SCRAPE_S = 5.0
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
@@ -222,6 +226,7 @@ def _start_supervisor(job: Job, unit: str | None, wanted: State, container: Stat
         f"RuntimeMaxSec={limit_s:g}",
         f"TimeoutStopSec={wanted['stop_s'] + 30:g}",
         "OOMPolicy=continue",  # the supervisor tells which process was killed; the default would end all, as if asked
+        "MemoryAccounting=yes",  # a counter of its own tells whether the kernel's OOM killer ended something of it
         "LimitMEMLOCK=infinity",
         f"StandardOutput=append:{said}",
         f"StandardError=append:{said}",

@@ -5,7 +5,8 @@ it and the controller, but not the job's time limit. What to run comes through J
 argv, because it holds secrets. What it tells is files in JOBDIR, each whole or absent:
 
     supervisor.json  who we are              started.json  the process that we started
-    ready.json       phases of the start     ended.json    exit code or signal, reason, what could not be ended
+    ready.json       phases of the start     ended.json    exit code or signal, reason, what could not be ended,
+                                                           and what the kernel says
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.gpurun_kernel import Witness
 from ansible.module_utils.gpurun_processes import Process, belonging, descendants, look, send
 
 _PR_SET_PDEATHSIG = 1
@@ -32,7 +34,7 @@ _SPEC_S = 30.0  # for the spec to arrive
 _LEFTOVER_S = 0.3  # grace of what an exited child leaves behind: nobody waits for its answer any more
 _KILL_S = 20.0  # until a killed process that is still there counts as stuck in the kernel
 _GPUS_S = 10.0  # between two looks at the GPUs of a start that shows no other sign of life
-_RESERVED = 16384  # more than a message of 1000 characters takes, each escaped as JSON does it
+_RESERVED = 32768  # more than a message of 1000 characters takes, each escaped as JSON does it, and the kernel's lines
 _OPEN_FILES = 65536
 _WAKE = signal.SIGUSR1
 _ASKED = {signal.SIGTERM, signal.SIGINT}
@@ -89,6 +91,8 @@ class Job:
         self.ended_at: float | None = None
         self.message = ""
         self.telemetry: Any = None
+        self.witness = Witness()
+        self.seen: set[int] = set()  # processes that were ours at some time
 
     def start(self) -> None:
         """Start the child. Raises OSError (no such program, no such folder, no memory)."""
@@ -127,6 +131,7 @@ class Job:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                self.seen.add(pid)
                 if pid == self.child:
                     self.status, self.ended_at = status, time.time()
 
@@ -134,9 +139,11 @@ class Job:
         """What is left of the tree. Orphans are our children, as we are a subreaper; the marks are a second look, and
         the only one at what runs in a container."""
         tree = descendants(os.getpid())
-        if tree and not self.spec.get("container"):
-            return tree
-        return list({process.pid: process for process in [*tree, *belonging(self.home, self.run, self.name)]}.values())
+        if not tree or self.spec.get("container"):
+            marked = belonging(self.home, self.run, self.name)
+            tree = list({process.pid: process for process in [*tree, *marked]}.values())
+        self.seen.update(process.pid for process in tree)
+        return tree
 
     def watch(self) -> str:
         """Wait until the child exits, a limit passes, or an end is asked for; returns which, as a reason."""
@@ -251,7 +258,8 @@ class Start:
         if self.readiness.done:
             return None, float("inf")
         if now >= self.until:
-            self.job.message = f"not ready within {self.limit_s:g} s"
+            last = f"; the last answer to {self.readiness.last_answer}" if self.readiness.last_answer else ""
+            self.job.message = f"not ready within {self.limit_s:g} s{last}"
             return "start_timeout", 0.0
         if now >= self.next_look:
             self.next_look = now + self.progress.every_s
@@ -291,6 +299,12 @@ def _send(process: Process, number: int) -> None:
         send(process, number)
 
 
+def _why(error: Exception, cwd: str) -> str:
+    if isinstance(error, OSError) and error.filename == cwd:
+        return f"its working folder {cwd}: {error.strerror}"
+    return str(error)
+
+
 def _conclusion(job: Job, reason: str, left: list[Process]) -> dict[str, Any]:
     code = None if job.status is None else os.waitstatus_to_exitcode(job.status)
     return {
@@ -300,6 +314,7 @@ def _conclusion(job: Job, reason: str, left: list[Process]) -> dict[str, Any]:
         "message": job.message[:1000],
         "ended_at": job.ended_at or time.time(),
         "left": [process.pid for process in left][:50],
+        "kernel": job.witness.tell(job.seen, job.spec.get("container"), job.spec["env"]),
     }
 
 
@@ -318,7 +333,7 @@ def supervise(directory: Path) -> None:
         write_state(directory / "started.json", started)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         # Also a full disk: a job whose state cannot be told is not left running.
-        job.message = f"cannot start {job.spec['argv'][0]}: {error}"
+        job.message = f"cannot start {job.spec['argv'][0]}: {_why(error, job.spec['cwd'])}"
         left = job.end(0) if job.child else []
         write_reserved(ended, _conclusion(job, "spawn", left))
         return

@@ -19,14 +19,33 @@ NOTHING_KNOWN = (
     "A server that was killed leaves none; --exit-code 137 says that it was."
 )
 
+_HEAD_BYTES = 1 << 16
+_MOST_BYTES = 256 << 20
+_ODD_SHARE = 0.2  # of what is no character, or controls nothing that a terminal knows
+
 
 def _read(path: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
+            data = file.read(_HEAD_BYTES)
+            text = _decoded(path, data)
+            data += file.read(_MOST_BYTES - len(data))
+            if file.read(1):
+                click.echo(f"note: only the first {_MOST_BYTES >> 20} MiB were read; `tail` gives its end", err=True)
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    return text if len(data) < _HEAD_BYTES else _decoded(path, data)
+
+
+def _decoded(path: str, data: bytes) -> str:
+    """The text of a log. A usage error where it is none: a program, an archive, noise."""
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell redirects as UTF-16
-    return data.decode(encoding, errors="replace")
+    text = data.decode(encoding, errors="replace")
+    head = text[:_HEAD_BYTES].replace("\0", "")  # a log that was cut while its server wrote begins with zeros
+    odd = len(re.findall(r"[\x01-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]", head))
+    if odd > _ODD_SHARE * len(head) or (data and not head):
+        raise click.UsageError(f"{path} is not the text of a log (an archive? then unpack it first)")
+    return text
 
 
 def _engine(name: str | None) -> str | None:

@@ -13,14 +13,28 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Option(click.Option):
-    """Answers to a variable named after the option, whatever the parameter is called: GPURUN_BENCH_SET for `--set`."""
+    """Answers to a variable named after the option, whatever the parameter is called: GPURUN_BENCH_SET for `--set`.
+
+    A repeatable one takes a value from each line of its variable: values may hold spaces.
+    """
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         name = self.opts[-1].lstrip("-").replace("-", "_").upper()
         return super().resolve_envvar_value(ctx) or os.environ.get(f"{ctx.auto_envvar_prefix}_{name}")
 
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        value = self.resolve_envvar_value(ctx)
+        return tuple(value.splitlines()) if value and self.multiple else super().value_from_envvar(ctx)
 
-_CHANGE = "change a value of the campaign, typed like the file, such as rounds=3; repeatable"
+
+def _pass_on(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
+    """The variable is the one place where playbooks look, whichever verb runs them."""
+    if names:
+        os.environ[_NAMES] = " ".join(names)
+
+
+_CHANGE = "change a value of the campaign, typed like the file, such as rounds=3; repeatable (in the variable: by line)"
+_NAMES = "GPURUN_PASS_ENV"
 
 config = click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
 overrides = click.option("--set", "overrides", cls=Option, multiple=True, metavar="KEY=VALUE", help=_CHANGE)
@@ -39,9 +53,26 @@ force = click.option(
     metavar="RULE",
     help="do not let this rule of preflight refuse a variant; repeatable, and kept with the run",
 )
-inventory = click.option(
+_pass_env = click.option(
+    "--pass-env",
+    multiple=True,
+    metavar="NAME",
+    envvar=_NAMES,
+    show_envvar=True,
+    expose_value=False,
+    callback=_pass_on,
+    help="hand this variable to Ansible, for an inventory that needs it; `*` stands for any letters; repeatable",
+)
+_inventory = click.option(
     "-i", "--inventory", type=click.Path(exists=True, path_type=Path), help="Ansible inventory; default: this machine"
 )
+
+
+def inventory(command: _Command) -> _Command:
+    """`--inventory`, and what such an inventory may need of the environment."""
+    return _inventory(_pass_env(command))
+
+
 limit = click.option("--limit", metavar="PATTERN", help="only these hosts of the inventory")
 as_json = click.option("--json", "as_json", cls=Option, is_flag=True, help="one JSON document on stdout")
 color = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 
 from gpurun.cases import read_campaign
 from gpurun.commands import options
-from gpurun.errors import ConfigError
+from gpurun.errors import ConfigError, ExitCode
 from gpurun.paths import find_campaign
 from gpurun.plan import build
 from gpurun.plan_text import render_plan
@@ -54,22 +55,45 @@ def read_facts(path: str) -> dict[str, dict[str, Any]]:
 @options.variants
 @options.overrides
 @options.force
-@click.option("--facts", type=click.Path(), help="Facts of hosts as JSON; default: this machine, without GPUs.")
+@options.inventory
+@options.limit
+@click.option("--facts", type=click.Path(), help="facts of hosts as JSON, instead of an inventory")
+@click.option("--save-facts", type=click.Path(path_type=Path), help="write the inventory's facts there, for --facts")
 @options.as_json
 def command(
     config: str,
     variants: tuple[str, ...],
     overrides: tuple[str, ...],
     force: tuple[str, ...],
+    inventory: Path | None,
+    limit: str | None,
     facts: str | None,
+    save_facts: Path | None,
     as_json: bool,
-) -> None:
-    """Show what a campaign would do: merged settings, exact commands, order, server starts, time. Touches no host.
+) -> int:
+    """Show what a campaign would do: merged settings, exact commands, order, server starts, time.
 
-    What preflight would refuse is said, and left out of the order; as a plan is for looking, the exit code is 0 all the
-    same.
+    For the hosts of an inventory, which are looked at and not changed, or those of a file of facts; by default for this
+    machine as if it had no GPUs. What preflight would refuse is said, and left out of the order; as a plan is for
+    looking, that is no failure. Exit code 3: a host of the inventory cannot be used.
     """
+    if bool(facts) + bool(inventory) > 1:
+        raise click.UsageError("--facts and --inventory are two ways to say which hosts: give one")
+    if (save_facts or limit) and not inventory:
+        raise click.UsageError("--save-facts and --limit go with --inventory")
     campaign, cases = read_campaign(find_campaign(config), overrides, variants)
-    known = read_facts(facts) if facts else {"localhost": local_facts()}
+    known: Mapping[str, Mapping[str, Any]] = read_facts(facts) if facts else {"localhost": local_facts()}
+    lost: list[str] = []
+    if inventory:
+        from gpurun.session import look
+        from gpurun.terminal import Terminal
+
+        known, lost = look(campaign, cases, Terminal().observer(), inventory, limit)
+    if save_facts:
+        try:
+            save_facts.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write `{save_facts}`: {error.strerror}") from None
     plan = build(campaign, cases, known, "RUN", forced=force)
     click.echo(plan.model_dump_json(by_alias=True, indent=2) if as_json else render_plan(plan))
+    return int(ExitCode.HOST_FAILED if lost else ExitCode.DONE)

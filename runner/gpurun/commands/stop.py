@@ -21,7 +21,8 @@ from gpurun.errors import ExitCode
 def command(
     run: str | None, everything: bool, inventory: Path | None, limit: str | None, results: Path, as_json: bool
 ) -> int:
-    """End every process that RUN (or, with --all, any run) left on the hosts, and give the hosts back.
+    """End every process that RUN (or, with --all, any run) left on the hosts, remove its job folders there, and give
+    the hosts back. What was brought home stays.
 
     Works from any machine that has the inventory; only what gpurun started is ended. Safe to repeat.
     """

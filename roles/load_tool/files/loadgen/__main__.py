@@ -144,6 +144,7 @@ class _Measurement:
                 concurrency=min(spec.warmup, in_flight or spec.warmup),
                 timeout_ns=timeout_ns,
                 wake_fd=self.signals.wake_fd,
+                on_tick=Progress(spec.progress, warming=True),
             )
             self.signals.run(warmup)
             warmup.decode()

@@ -27,8 +27,8 @@ def write_atomically(path: str, parts: Any) -> None:
 class Progress:
     """Rewrites the progress file about once a second. Tokens of answers still under way are counted by events."""
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
+    def __init__(self, path: str | None, warming: bool = False) -> None:
+        self._path, self._warming = path, warming
         self._next = 0.0
 
     def __call__(self, window: Window, last: bool = False) -> None:
@@ -40,6 +40,7 @@ class Progress:
         tokens = sum(_tokens(exchange)[1] for exchange in window.ended)
         tokens += sum(len(exchange.stream.times) for exchange in window.active)
         document = {
+            "warming": self._warming,
             "done": len(window.ended),
             "total": window.total,
             "failed": failed,
