@@ -100,13 +100,12 @@ class _Writer:
             if option in ("-v", "--volume"):
                 source, _, target = value.partition(":")
                 self.mounts.append((source, target.partition(":")[0]))
-                if source.startswith("/") and not OPEN.search(value):
+                if OPEN.search(value) or source[:1] in ("~", "."):
+                    self.leave(f"{option} {value}", "a mount has an absolute path (`container.mounts`)")
+                elif re.fullmatch(r"/[^:]*:/[^:]*(:r[ow])?", value):
                     container.setdefault("mounts", []).append(value)
-                else:
-                    self.leave(
-                        f"{option} {value}",
-                        "a mount is `/SOURCE:/TARGET` (`container.mounts`); models are mounted by gpurun",
-                    )
+                else:  # a named volume, or with options of its own
+                    args += ["-v", value]
             elif option == "--shm-size":
                 container["shm_size"] = value.lower().removesuffix("b")
             elif option == "--ipc" and value in ("host", "private"):
@@ -134,11 +133,21 @@ class _Writer:
             elif before in ("-e", "--env", "-x") and re.fullmatch(r"[A-Za-z_]\w*", word):
                 found[word] = f"${word}"
             elif image is None or at < self.prefix.index("run") - 1:
-                wrappers.append(word)
-        wrappers = [word for word in wrappers if PurePosixPath(word).name not in LAUNCHES["no_matter"]]
-        python = [word for word in wrappers[-1:] if re.match(r"python[\d.]*$", PurePosixPath(word).name)]
-        if rest := wrappers[: -1 if python else None]:
-            self.leave(" ".join(rest), "gpurun starts the server itself; what this does to it has to be said elsewhere")
+                name = PurePosixPath(word).name
+                harmless = {name, PurePosixPath(before).name if word.startswith("-") else ""} & {*LAUNCHES["no_matter"]}
+                # Without values of options: a password may be among them.
+                if not harmless and (word.startswith("-") or not before.startswith("-")):
+                    wrappers.append(
+                        word.partition("=")[0] if word.startswith("--") else word[: 2 if word[0] == "-" else None]
+                    )
+        if wrappers and re.match(r"python[\d.]*$", PurePosixPath(wrappers[-1]).name):
+            python = wrappers.pop()
+            if python.startswith("/"):
+                self.leave(
+                    python, "gpurun makes an environment of its own; `server.binary` takes the program of another"
+                )
+        if wrappers:
+            self.leave(" ".join(wrappers), "gpurun starts the server itself; what this does to it is not taken over")
         for name, value in found.items():
             if re.search(LAUNCHES["secret_names"], name.upper()) or _SECRET_VALUE.search(value):
                 if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):

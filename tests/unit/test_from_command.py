@@ -77,7 +77,7 @@ def test_a_line_of_a_recipe_with_everything() -> None:
         "secrets": ["HF_TOKEN"],
     }
     assert [line.partition(":")[0] for line in found.left_out] == [
-        "numactl --cpunodebind=0",
+        "numactl --cpunodebind",
         "--host 0.0.0.0",
         "--port 30000",
         "--api-key",
@@ -113,14 +113,14 @@ def test_a_container_stays_one() -> None:
             "allow_tags": True,
             "ipc": "host",
             "mounts": ["/data/m:/model:ro"],
-            "args": ["--ulimit", "memlock=-1"],
+            "args": ["-v", "cache:/root/.cache", "--ulimit", "memlock=-1"],
         },
         "model": {"path": "/data/m/q"},
         "flags": {"max-num-seqs": 8},
         "env": {"CUDA_VISIBLE_DEVICES": "2,3", "VLLM_USE_V1": "1"},
         "secrets": ["HF_TOKEN"],
     }
-    assert [line.partition(":")[0] for line in found.left_out] == ["-v cache"]
+    assert found.left_out == []
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_the_command_takes_from_elsewhere_is_to_be_filled_in() -> None:
 def test_no_value_of_a_secret_is_written() -> None:
     names = ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD")
     secret = "hf_qwertyuiopasdfghjkl"
-    text = " ".join(f"{name}=s3cr3t-{name.lower()}" for name in names)
+    text = " ".join(f"{name}=s3cr3t-{name.lower()}" for name in names) + " sshpass -ps3cr3t-1 -p s3cr3t-2 ssh h"
     written, found = campaign_from(
         f"{text} X={secret} vllm serve org/m --api-key s3cr3t-key --hf-token {secret} --seed 1"
     )
