@@ -182,6 +182,7 @@ class Script(Section):
     file: _Text | None = _key("a .py or .sh file, beside the campaign; it is put on the host that sends the load")
     args: list[str] = _key("its arguments; templates over the facts base_url, endpoint, model, load, data, out", [])
     command: _Words | None = _key("or a command that the host has, with its arguments; templates work")
+    dry_run: list[str] = _key("arguments with which it checks itself and gives results without a server", [])
     packages: list[fields.Wheel] = _key("`name==version` of what the file imports", [])
     output: fields.RelativeFile | None = _key("file that it writes in its working folder; default: what it prints")
     format: Literal["json", "jsonl", "csv", "text"] = _key("of the output; of several lines the last counts", "json")

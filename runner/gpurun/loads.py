@@ -71,6 +71,7 @@ def plan_load(
         words = script_argv(script.file, script.args, script.command, own["python"], folder)
         try:
             argv = [render(word, context) for word in words]
+            planned["dry_run"] = [render(word, context) for word in script.dry_run] or None
         except TemplateError as error:
             message = f"host `{host}`: the script's arguments cannot be filled in: {error}"
             raise ConfigError([Problem(message, None)]) from None

@@ -102,7 +102,7 @@ def check_script(root: Node, benchmark: str, script: Script, complaints: Complai
             read_script(root.place.file, script.file)
         except ValueError as error:
             complaints.add(str(error), node, ("file",), hint="its path is relative to the campaign's folder")
-    for key in ("args", "command"):
+    for key in ("args", "command", "dry_run"):
         for text in node.items()[key].texts() if key in node.items() else ():
             _check_template(text, complaints, SCRIPT_FACTS)
 

@@ -62,3 +62,18 @@ def test_a_script_and_the_builtin_client_in_one_campaign(tmp_path: Path, home: P
         place.nothing_left()
     finally:
         place.end()
+
+
+def test_a_broken_script_is_found_while_the_server_boots_and_costs_its_own_samples_only(place: Place) -> None:
+    broken = "import no_such_package\n" + SCRIPT
+    (place.folder / "mine.py").write_text(broken)
+    chat = {"load": {"concurrency": 2, "requests": 4}, "data": {"prompt_tokens": 8, "output_tokens": 8}}
+    place.campaign(server=server("--start-delay", "2"), benchmarks={"mine": MINE, "chat": chat})
+    program = place.bench("--json")
+    assert program.finish(240) == 1, program.stderr
+    samples = {sample["benchmark"]: sample for sample in json.loads(program.stdout)["samples"]}
+    failure = samples["mine"]["failure"]
+    assert (failure["class"], failure["phase"]) == ("client_error", "preflight")
+    assert failure["proof"] == "mine.py:1 imports `no_such_package`, which is not there" and failure["advice"]
+    assert samples["chat"]["status"] == "measured"
+    place.nothing_left()

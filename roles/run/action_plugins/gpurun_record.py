@@ -27,18 +27,22 @@ except (OSError, ValueError):
 
 
 class ActionModule(ActionBase):
-    """`gpurun_record: {run_dir, sample, server, load, left, began}` -> `sample` (the stored record) and `now`.
+    """`gpurun_record: {run_dir, sample, server, load, left, began, refused}` -> `sample` (the stored record) and `now`.
 
-    `left` are files that gpurun_collect has brought from another host.
+    `left` are files that gpurun_collect has brought from another host; `refused` is why nothing was measured.
     """
 
-    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "left", "began"})
+    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "left", "began", "refused"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         args = self._task.args
         planned, server, load = args["sample"], args["server"], args.get("load") or None
         store = steps.open_store(args["run_dir"])
+        if why := args.get("refused"):
+            told = (str(why[key]) for key in ("class", "phase", "proof", "advice"))
+            sample = steps.not_measured(store, planned, *told)
+            return {"changed": True, "sample": sample.model_dump(mode="json", by_alias=True), "now": time.time()}
         host = store.manifest.hosts[(task_vars or {})["inventory_hostname"]]["host"]
         packed = self._collect(str(host["python"]["path"]), steps.wanted_files(planned, server, load))
         packed |= args.get("left") or {}

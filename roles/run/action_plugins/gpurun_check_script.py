@@ -1,0 +1,35 @@
+"""Look at a benchmark script on the host that will run it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from gpurun import script_check, steps
+
+_SOURCE = Path(__file__).parents[2] / "load" / "files" / "check_script.py"
+
+
+class ActionModule(ActionBase):
+    """`gpurun_check_script: {run_dir, sample}` -> `failure` (null: it may measure; else a sample's) and `notes`."""
+
+    _VALID_ARGS = frozenset({"run_dir", "sample"})
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        planned = self._task.args["sample"]
+        store = steps.open_store(self._task.args["run_dir"])
+        # Of another host that sends the load, the Python that its modules run on is not known here.
+        own = store.manifest.hosts[planned["host"]]["host"]["python"]["path"]
+        python = "python3" if planned["load"].get("host") else str(own)
+        program = script_check.program(_SOURCE.read_text(encoding="utf-8"), planned, store.manifest.run)
+        said = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
+        if said["rc"] != 0:
+            raise AnsibleActionFail(f"cannot look at the script: {said['stderr'].strip()[-500:]}")
+        answer = json.loads(said["stdout"])
+        return {"changed": False, "failure": script_check.failure(planned, answer), "notes": answer["notes"]}
