@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpurun import script_check
+
 _FILE = Path(__file__).parents[2] / "roles/load/files/check_script.py"
 _SPEC = importlib.util.spec_from_file_location("check_script", _FILE)
 assert _SPEC is not None and _SPEC.loader is not None
@@ -70,6 +72,16 @@ def test_a_changed_file_a_missing_program_and_one_that_does_not_end() -> None:
 def test_a_script_without_help_is_not_run_and_that_is_noted() -> None:
     found = asked("raise SystemExit('it measures')\n")
     assert found["problem"] is None and "not checked" in found["notes"][0]
+
+
+def test_the_output_of_a_dry_run_has_to_give_the_metrics() -> None:
+    wanted = {"format": "json", "metrics": {"output_tok_per_s": "throughput"}, "scale": {}}
+    load = {"tool": "script", "parser": "script", "parse": wanted, "spec": {"requests": 1}}
+    answer = {"problem": None, "advice": None, "notes": [], "output": '{"throughput": 1.5}'}
+    assert script_check.failure({"load": load}, answer) is None
+    found = script_check.failure({"load": load}, {**answer, "output": '{"speed": 1.5}'})
+    assert found is not None and (found["class"], found["phase"]) == ("client_error", "preflight")
+    assert "output_tok_per_s" in found["proof"] or "throughput" in found["proof"]
 
 
 def test_a_dry_run_gives_its_output() -> None:
