@@ -1,6 +1,11 @@
 """How exact and how fast is the builtin load client? Against the C stub of tests/stub, which writes down the truth.
 
     python tests/benchmarks/load_tool.py [--rounds 3] [--cases 1 32 256 rate]
+        [--tool guidellm=ENVIRONMENT ... --tokenizer FOLDER]
+
+With `--tool`, the other load tools run side by side in the same rounds, each from the environment that the role
+`load_tool` makes (~/.gpurun/tools/NAME-VERSION) and with the argv of its data file; their figures are those that gpurun
+reads out of their results. The truth is that of the last requests that the stub saw: some tools try the server first.
 
 For concurrency 1, 32 and 256: first token 50 ms after a request is read, then one each 5 ms, 64 tokens; the error is
 the client's figure minus the stub's own log of the same requests. Then the request rate at saturation: no delays, one
@@ -25,6 +30,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpurun import foreign, tools
+from gpurun.template import render
+
 HERE = Path(__file__).resolve()
 FILES = HERE.parents[2] / "roles" / "load_tool" / "files"
 CASES = {
@@ -42,11 +50,15 @@ def main() -> None:
     parser.add_argument(
         "--aiohttp-client", nargs=4, metavar=("PORT", "CONCURRENCY", "REQUESTS", "TOKENS"), help="internal"
     )
+    parser.add_argument("--tool", action="append", default=[], metavar="NAME=ENVIRONMENT", help="another load tool")
+    parser.add_argument("--tokenizer", help="a folder with a tokenizer, which other tools need")
     options = parser.parse_args()
+    if options.tool and not options.tokenizer:
+        parser.error("--tool needs --tokenizer")
     if options.aiohttp_client:
         asyncio.run(aiohttp_client(*map(int, options.aiohttp_client)))
         return
-    clients = ["loadgen"] + (["aiohttp"] if importlib.util.find_spec("aiohttp") else [])
+    clients = ["loadgen"] + (["aiohttp"] if importlib.util.find_spec("aiohttp") else []) + options.tool
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="gpurun-bench-") as folder:
         stub = Path(folder) / "stub"
@@ -56,20 +68,21 @@ def main() -> None:
                 for client in clients:
                     load = os.getloadavg()[0]
                     found.setdefault((case, client), []).append(
-                        {**measure(stub, Path(folder), case, client), "load": load}
+                        {**measure(stub, Path(folder), case, client, options.tokenizer), "load": load}
                     )
             print(
                 f"round {number + 1} of {options.rounds} done, load average {os.getloadavg()[0]:.1f}", file=sys.stderr
             )
-    columns = ["ttft_err_ms", "ttft_p99_err_ms", "tpot_err_ms", "req_per_s", "startup_s", "cpu_s", "load"]
-    print(f"{'case':5} {'client':8} " + " ".join(f"{name:>24}" for name in columns))
+    columns = ["ttft_err_ms", "ttft_p99_err_ms", "tpot_err_ms", "tok_per_s_err_percent", "req_per_s", "cpu_s_per_1000"]
+    columns += ["startup_s", "cpu_s", "load"]
+    print(f"{'case':5} {'client':12} " + " ".join(f"{name:>24}" for name in columns))
     for (case, client), runs in found.items():
         cells = [[run[name] for run in runs] for name in columns]
         shown = (f"{statistics.median(cell):.4g} ({min(cell):.4g}..{max(cell):.4g})" for cell in cells)
-        print(f"{case:5} {client:8} " + " ".join(f"{text:>24}" for text in shown))
+        print(f"{case:5} {client.partition('=')[0]:12} " + " ".join(f"{text:>24}" for text in shown))
 
 
-def measure(stub: Path, folder: Path, case: str, client: str) -> dict[str, float]:
+def measure(stub: Path, folder: Path, case: str, client: str, tokenizer: str | None) -> dict[str, float]:
     """One run of one client against a fresh stub: its figures beside the stub's truth."""
     concurrency, requests, tokens, first_ms, gap_ms = CASES[case]
     port, log, raw = free_port(), folder / "log", folder / "raw.json"
@@ -91,32 +104,77 @@ def measure(stub: Path, folder: Path, case: str, client: str) -> dict[str, float
                 )
             )
             argv = [sys.executable, "-m", "loadgen", str(spec), str(raw)]
+        elif "=" in client:
+            tool, argv, out = called(client, str(tokenizer), port, CASES[case], Path(tempfile.mkdtemp(dir=folder)))
         else:
             argv = [sys.executable, str(HERE), "--aiohttp-client", *map(str, (port, concurrency, requests, tokens))]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.monotonic_ns()
-        done = subprocess.run(argv, check=True, cwd=FILES, stdout=subprocess.PIPE)
+        env = {**os.environ, **tool.env} if "=" in client else None
+        done = subprocess.run(argv, check=True, cwd=out if env else FILES, env=env, stdout=subprocess.PIPE)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     finally:
         server.terminate()
         server.wait()
-    if client == "loadgen":
-        answers = [[r["sent"], *r["chunks"]] for r in json.loads(raw.read_text())["requests"] if r["ok"]]
+    truth = [list(map(int, line.split())) for line in log.read_text().splitlines()][-requests:]
+    assert len(truth) == requests, f"{client}: {len(truth)} of {requests} requests in the stub's log"
+    if "=" in client:
+        seen = figures(foreign.parse(planned(tool, CASES[case]), (out / tool.output).read_text()).metrics)
     else:
-        answers = json.loads(done.stdout)
-    truth = [list(map(int, line.split())) for line in log.read_text().splitlines()]
-    assert len(answers) == len(truth) == requests, f"{client}: {len(answers)} answers, {len(truth)} in the stub's log"
-    seen = summary([[0, *((at - sent) * 1e3 for at in chunks)] for sent, *chunks in answers])
+        answers = json.loads(done.stdout) if client == "aiohttp" else []
+        if client == "loadgen":
+            answers = [[r["sent"], *r["chunks"]] for r in json.loads(raw.read_text())["requests"] if r["ok"]]
+        assert len(answers) == requests, f"{client}: {len(answers)} answers"
+        seen = summary([[0, *((at - sent) * 1e3 for at in chunks)] for sent, *chunks in answers])
+        span_s = max(chunks[-1] for _, *chunks in answers) - min(sent for sent, *_ in answers)
+        seen["tok_per_s"] = requests * tokens / span_s
     real = summary([[0, *(offset / 1e6 for offset in offsets)] for _, *offsets in truth])
-    last = max(read_at + offsets[-1] for read_at, *offsets in truth)
+    first, last = min(read_at for read_at, *_ in truth), max(read_at + offsets[-1] for read_at, *offsets in truth)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "ttft_err_ms": seen["ttft"] - real["ttft"],
         "ttft_p99_err_ms": seen["ttft_p99"] - real["ttft_p99"],
         "tpot_err_ms": seen["tpot"] - real["tpot"],
-        "req_per_s": requests / ((last - truth[0][0]) / 1e9),
-        "startup_s": (truth[0][0] - started) / 1e9,
-        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "tok_per_s_err_percent": 100 * (seen["tok_per_s"] * (last - first) / 1e9 / (requests * tokens) - 1),
+        "req_per_s": requests / ((last - first) / 1e9),
+        "startup_s": (first - started) / 1e9,
+        "cpu_s_per_1000": cpu_s * 1000 / requests,
+        "cpu_s": cpu_s,
     }
+
+
+def called(
+    client: str, tokenizer: str, port: int, case: tuple[int, ...], out: Path
+) -> tuple[tools.Tool, list[str], Path]:
+    """Another tool, the argv that its data file gives for a case, and its working folder."""
+    name, _, place = client.partition("=")
+    tool, (concurrency, requests, tokens, *_) = tools.load_tool(name), case
+    load = {"concurrency": concurrency, "request_rate": None, "arrival": "poisson", "max_concurrency": None}
+    context = {
+        "tool": {"version": tool.version, "dir": place, "bin": f"{place}/bin", "python": f"{place}/bin/python"},
+        "base_url": f"http://127.0.0.1:{port}",
+        "endpoint": "/v1/completions",
+        "api": "completions",
+        "model": {"path": tokenizer, "name": "stub"},
+        "tokenizer": tokenizer,
+        "load": {**load, "requests": requests, "duration_s": None, "warmup": 0},
+        "data": {"kind": "synthetic", "prompt_tokens": 32, "output_tokens": tokens, "seed": 7, "path": None},
+        "extra_body": {"ignore_eos": True},
+        "out": str(out),
+    }
+    return tool, [word for item in tool.argv if (word := render(item, context))], out
+
+
+def planned(tool: tools.Tool, case: tuple[int, ...]) -> dict[str, Any]:
+    """What a parser has to know of the load."""
+    data = {"kind": "synthetic", "prompt_tokens": 32, "output_tokens": case[2]}
+    return {"tool": tool.name, "parser": tool.parser, "spec": {"load": {"concurrency": case[0]}, "data": data}}
+
+
+def figures(metrics: dict[str, float]) -> dict[str, float]:
+    """The same figures as `summary`, as gpurun reads them out of a tool's result."""
+    names = {"ttft": "ttft_mean_ms", "ttft_p99": "ttft_p99_ms", "tpot": "tpot_mean_ms", "tok_per_s": "output_tok_per_s"}
+    return {name: metrics.get(metric, 0.0) for name, metric in names.items()}
 
 
 def summary(requests: list[list[float]]) -> dict[str, float]:

@@ -25,7 +25,7 @@
 enum { IN_SIZE = 1 << 16, OUT_SIZE = 1 << 17, MAX_TOKENS = 4096, MAX_FDS = 1 << 14 };
 
 struct conn {
-    int fd, tokens, sent;
+    int fd, tokens, sent, usage;
     size_t in_len, out_len;
     int64_t read_at, due;
     int64_t *log; /* this request's place in the log */
@@ -141,11 +141,13 @@ static void send_due(struct conn *c)
                  last ? "\"length\"" : "null");
         put_chunk(c, data);
         if (last) {
-            snprintf(data, sizeof data,
-                     "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1,\"model\":\"stub\","
-                     "\"choices\":[],\"usage\":{\"prompt_tokens\":32,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n",
-                     c->tokens, 32 + c->tokens);
-            put_chunk(c, data);
+            if (c->usage) { /* only where it was asked for: some clients take no event without a choice */
+                snprintf(data, sizeof data,
+                         "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":1,\"model\":\"stub\","
+                         "\"choices\":[],\"usage\":{\"prompt_tokens\":32,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n",
+                         c->tokens, 32 + c->tokens);
+                put_chunk(c, data);
+            }
             put_chunk(c, "data: [DONE]\n\n");
             put(c, "0\r\n\r\n", 5);
         }
@@ -185,6 +187,7 @@ static void serve(struct conn *c)
         fprintf(stderr, "stub: max_tokens must be from 1 to %d\n", MAX_TOKENS);
         exit(1);
     }
+    c->usage = strstr(end, "\"include_usage\"") != NULL;
     c->read_at = now();
     c->due = c->read_at + first_ns;
     c->sent = 0;
