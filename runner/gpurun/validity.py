@@ -159,9 +159,12 @@ def _questions() -> dict[str, Any]:
 def ask(model: str) -> dict[str, Any]:
     """What a server is asked as soon as it is ready, to see whether it talks sense (`ready.ask` of a job)."""
     known = _questions()
-    texts = [known["prompt"], *(question["ask"] for question in known["questions"])]
-    common = {"model": model, "temperature": 0, "max_tokens": known["max_tokens"]}
-    bodies = [{**common, "messages": [{"role": "user", "content": text}]} for text in texts]
+    asked = [(known["prompt"], known["prompt_tokens"])]
+    asked += [(question["ask"], known["answer_tokens"]) for question in known["questions"]]
+    common = {"model": model, "temperature": 0}
+    bodies = [
+        {**common, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]} for text, tokens in asked
+    ]
     return {"path": "/v1/chat/completions", "timeout_s": known["timeout_s"], "bodies": bodies}
 
 
