@@ -20,6 +20,7 @@ from gpurun.errors import ExitCode, GpurunError
 VERBS = {
     "init": "Write a commented inventory and campaign to begin with.",
     "doctor": "Check this machine and every host; each finding has a fix.",
+    "provision": "Bring hosts to a working driver; plans and refuses first.",
     "bench": "Run a campaign: every variant measured, or its failure explained.",
     "plan": "Show what a campaign would do: settings, argv, order, time.",
     "fit": "Predict whether a model fits on cards, without hosts.",

@@ -229,8 +229,9 @@ class Controller:
         *,
         hosts: Sequence[str] | None = None,
         news: News | None = None,
+        flags: Sequence[str] = (),
     ) -> Playbook:
-        """Start `playbooks/<name>.yml` with extra variables; `hosts` narrows the limit.
+        """Start `playbooks/<name>.yml` with extra variables; `hosts` narrows the limit; `flags` are ansible-playbook's.
 
         Playbooks that run side by side share `news`: read that instead of their `events()`.
         """
@@ -246,7 +247,7 @@ class Controller:
             inventory=str(self.inventory),
             project_dir=str(paths.content()),
             limit=":".join(hosts) if hosts is not None else self.limit,
-            cmdline=shlex.join(["-e", f"@{work / 'vars.yml'}"]),  # it is split like a shell's line
+            cmdline=shlex.join(["-e", f"@{work / 'vars.yml'}", *flags]),  # it is split like a shell's line
             settings={"pexpect_timeout": 0.2, "suppress_ansible_output": True, "suppress_output_file": True},
             suppress_env_files=True,
             quiet=True,

@@ -1,0 +1,357 @@
+"""Package repositories laid out as NVIDIA's and as a distribution's, signed, with small stand-ins under the real names.
+
+A stand-in of a kernel module "builds" when the headers are there, and is "loaded" by the stand-in of modprobe that
+`make_machine` puts on a host: see there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from tests.hosts import TestHost
+
+KERNEL = "6.1.0-30-amd64"
+MACHINE = "/srv/machine"  # what stands for /proc and /sys on a host: the role's `provision_root`
+OFFICIAL = "https://developer.download.nvidia.com/compute/cuda/repos"
+KEYRING = "cuda-keyring_1.1-1_all.deb"
+_SMI = Path(__file__).parent / "fixtures/nvidia/nvidia_smi.py"
+_BUILD = """#!/bin/sh
+set -e
+[ ! -e /run/hold-postinst ] || {{ touch /run/postinst-runs; sleep 300; }}
+kernel=$(cat /srv/machine/proc/sys/kernel/osrelease)
+[ -e /lib/modules/$kernel/build ] || {{ echo "no headers for $kernel" >&2; exit 10; }}
+[ {version} != 580.99.99 ] || {{ echo "Error! Bad return status for module build on kernel: $kernel" >&2; exit 10; }}
+cd /lib/modules/$kernel
+mkdir -p updates/dkms
+echo "NVRM version: NVIDIA UNIX {flavour}Kernel Module for x86_64  {version}  Release Build" > updates/dkms/nvidia.ko
+"""
+_CLEAN = "#!/bin/sh\nrm -f /lib/modules/*/updates/dkms/nvidia.ko\n"
+_FM_UNIT = "[Unit]\nDescription=stand-in\n[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+
+
+class Repository:
+    """A web server on `address` with repositories of its own; `url` is where NVIDIA's lie, `system` the distribution's.
+
+    `asked` are the paths that were asked for.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.asked: list[str] = []
+        self._gnupg = folder / "gnupg"
+        self._gnupg.mkdir(mode=0o700, parents=True)
+        self.root = folder / "www"
+        self.root.mkdir()
+        self._gpg("--passphrase", "", "--quick-gen-key", "stand-in <test@example>", "rsa2048", "sign", "never")
+        self._server: http.server.ThreadingHTTPServer | None = None
+        self.port = 0
+        self.up()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{self.port}/repos"
+
+    @property
+    def keyring_sha256(self) -> str:
+        keyring = next(self.root.glob(f"repos/*/x86_64/{KEYRING}"))
+        return hashlib.sha256(keyring.read_bytes()).hexdigest()
+
+    def up(self) -> None:
+        asked = self.asked
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, format: str, *arguments: object) -> None:
+                asked.append(self.path)
+
+        served = partial(Handler, directory=str(self.root))
+        self._server = http.server.ThreadingHTTPServer((self.address, self.port), served)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def down(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    # -- apt ----------------------------------------------------------------------------------------------------------
+
+    def publish(self, distribution: str, versions: Iterable[str], suffix: str = "-1") -> None:
+        """NVIDIA's repository of a Debian or Ubuntu, with these versions of the driver (and its index, signed)."""
+        place = self.root / "repos" / distribution / "x86_64"
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / KEYRING).exists():
+            self._keyring(place, distribution)
+        for version in versions:
+            names = _ubuntu(version) if distribution.startswith("ubuntu") else _debian()
+            for name, one in names.items():
+                self._deb(place, name, version + suffix, version, one)
+        self._index(place)
+
+    def publish_system(self) -> None:
+        """What the distribution itself has: headers and a compiler."""
+        place = self.root / "system"
+        place.mkdir(exist_ok=True)
+        headers = {f"usr/src/linux-headers-{KERNEL}/include/x": "", f"lib/modules/{KERNEL}/build/include/x": ""}
+        self._deb(place, f"linux-headers-{KERNEL}", "6.1.1-1", "", {"files": headers})
+        self._deb(place, "linux-headers-amd64", "6.1.1-1", "", {"depends": f"linux-headers-{KERNEL}"})
+        self._deb(place, "linux-headers-generic", "6.1.1-1", "", {"depends": f"linux-headers-{KERNEL}"})
+        self._deb(place, "gcc-12", "12.2.0-14", "", {"files": {"usr/bin/gcc-12": "#!/bin/sh\n"}})
+        self._index(place)
+
+    def publish_toolkit(self) -> str:
+        """The repository of the container toolkit; returns its address."""
+        place = self.root / "toolkit/stable/deb/amd64"
+        place.mkdir(parents=True)
+        key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
+        (self.root / "toolkit/gpgkey").write_bytes(key)
+        base = ("nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1")
+        for name in base:
+            self._deb(place, name, "1.19.1-1", "", {})
+        self._deb(place, "nvidia-container-toolkit", "1.19.1-1", "", {"depends": ", ".join(base)})
+        self._index(place)
+        return f"http://{self.address}:{self.port}/toolkit"
+
+    def _keyring(self, place: Path, distribution: str) -> None:
+        key = subprocess.run(self._gpg_command("--export"), check=True, capture_output=True).stdout
+        line = "deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
+        line += f"{OFFICIAL}/{distribution}/x86_64/ /\n"
+        files: dict[str, str | bytes] = {
+            "usr/share/keyrings/cuda-archive-keyring.gpg": key,
+            f"etc/apt/sources.list.d/cuda-{distribution}-x86_64.list": line,
+            "DEBIAN/conffiles": f"/etc/apt/sources.list.d/cuda-{distribution}-x86_64.list\n",
+        }
+        self._deb(place, "cuda-keyring", "1.1-1", "", {"files": files}, file=KEYRING)
+
+    def _deb(self, place: Path, name: str, full: str, version: str, one: Mapping[str, object], file: str = "") -> None:
+        tree = self.folder / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        control = f"Package: {name}\nVersion: {full}\nArchitecture: all\nSection: misc\nPriority: optional\n"
+        control += "Maintainer: NVIDIA CORPORATION <cudatools@nvidia.com>\nDescription: stand-in\n"
+        if one.get("depends"):
+            control += f"Depends: {str(one['depends']).format(full=full)}\n"
+        if one.get("conflicts"):
+            control += f"Conflicts: {one['conflicts']}\nReplaces: {one['conflicts']}\n"
+        files: dict[str, str | bytes] = {**one.get("files", {}), "DEBIAN/control": control}  # type: ignore[dict-item]
+        if one.get("module"):
+            flavour = "Open " if one["module"] == "open" else ""
+            files["DEBIAN/postinst"] = _BUILD.format(version=version, flavour=flavour)
+            files["DEBIAN/prerm"] = _CLEAN
+        for path, content in files.items():
+            target = tree / path.format(version=version)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content if isinstance(content, bytes) else content.encode())
+            target.chmod(0o755 if "bin/" in path or path.endswith(("postinst", "prerm")) else 0o644)
+        output = place / (file or f"{name}_{full}_all.deb")
+        command = ["dpkg-deb", "--root-owner-group", "-Znone", "-b", str(tree), str(output)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def _index(self, place: Path) -> None:
+        stanzas = []
+        for deb in sorted(place.glob("*.deb")):
+            control = subprocess.run(["dpkg-deb", "-f", str(deb)], check=True, capture_output=True, text=True).stdout
+            content = deb.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            stanzas.append(f"{control}Filename: ./{deb.name}\nSize: {len(content)}\nSHA256: {digest}\n")
+        packages = "\n".join(stanzas).encode()
+        (place / "Packages").write_bytes(packages)
+        (place / "Packages.gz").write_bytes(gzip.compress(packages))
+        lines = ["Origin: NVIDIA", "Suite: stand-in", "Date: Thu, 01 Jan 2026 00:00:00 UTC", "SHA256:"]
+        for name in ("Packages", "Packages.gz"):
+            content = (place / name).read_bytes()
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
+        (place / "Release").write_text("\n".join(lines) + "\n")
+        (place / "InRelease").unlink(missing_ok=True)
+        self._gpg("--clearsign", "-o", str(place / "InRelease"), str(place / "Release"))
+
+    # -- rpm ----------------------------------------------------------------------------------------------------------
+
+    def publish_rpm(self, distribution: str, versions: Iterable[str]) -> None:
+        """The same of the RPM family: packages are signed one by one."""
+        place = self.root / "repos" / distribution / "x86_64"
+        place.mkdir(parents=True, exist_ok=True)
+        key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
+        (place / "D42D0685.pub").write_bytes(key)
+        built = []
+        for version in versions:
+            module = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build"
+            ko = {f"/lib/modules/{KERNEL}/extra/nvidia.ko": module}
+            lib = {f"/usr/lib64/libcuda.so.{version}": ""}
+            built.append(self._rpm(place, "kmod-nvidia-open-dkms", version, ko, "3"))
+            built.append(
+                self._rpm(place, "nvidia-driver-cuda", version, lib, "3", f"kmod-nvidia-open-dkms = 3:{version}-1.el9")
+            )
+        self._sign_rpms(built)
+        subprocess.run(["createrepo_c", "-q", str(place)], check=True)
+
+    def publish_rpm_system(self) -> None:
+        place = self.root / "system-rpm"
+        place.mkdir(exist_ok=True)
+        headers = {f"/lib/modules/{KERNEL}/build/include/x": ""}
+        self._rpm(place, f"kernel-devel-matched-{KERNEL}", "1", headers)
+        self._rpm(place, "gcc-c++", "11", {})
+        self._rpm(place, "python3-dnf-plugin-versionlock", "4.3.0", {})
+        subprocess.run(["createrepo_c", "-q", str(place)], check=True)
+
+    def _rpm(
+        self, place: Path, name: str, version: str, files: Mapping[str, str], epoch: str = "0", requires: str = ""
+    ) -> Path:
+        top = self.folder / "rpmbuild"
+        shutil.rmtree(top, ignore_errors=True)
+        top.mkdir()
+        spec = f"Name: {name}\nVersion: {version}\nRelease: 1.el9\nEpoch: {epoch}\nSummary: stand-in\nLicense: none\n"
+        spec += "Vendor: NVIDIA Corporation\nBuildArch: noarch\nAutoReqProv: no\n"
+        spec += f"Requires: {requires}\n" if requires else ""
+        spec += "%description\nstand-in\n%install\nmkdir -p %{buildroot}\n"
+        for number, (path, content) in enumerate(files.items()):
+            (top / str(number)).write_text(content)
+            spec += f"install -D -m 644 {top}/{number} %{{buildroot}}{path}\n"
+        spec += "%files\n" + "".join(f"{path}\n" for path in files)
+        (top / "x.spec").write_text(spec)
+        command = ["rpmbuild", "-bb", "--quiet", "--define", f"_topdir {top}", "--define", f"_rpmdir {place}"]
+        command += ["--define", "_rpmfilename %{NAME}-%{VERSION}-%{RELEASE}.noarch.rpm", str(top / "x.spec")]
+        subprocess.run(command, check=True, capture_output=True)
+        return place / f"{name}-{version}-1.el9.noarch.rpm"
+
+    def _sign_rpms(self, paths: Iterable[Path]) -> None:
+        macros = {"_gpg_name": "stand-in", "_gpg_path": str(self._gnupg), "__gpg": str(shutil.which("gpg"))}
+        command = ["rpmsign", "--addsign", *(f"--define={name} {value}" for name, value in macros.items())]
+        subprocess.run([*command, *map(str, paths)], check=True, capture_output=True)
+
+    def _gpg_command(self, *words: str) -> list[str]:
+        return ["gpg", "--homedir", str(self._gnupg), "--batch", "--yes", "--quiet", *words]
+
+    def _gpg(self, *words: str) -> None:
+        subprocess.run(self._gpg_command(*words), check=True, capture_output=True)
+
+    def close(self) -> None:
+        self.down()
+        subprocess.run(["gpgconf", "--homedir", str(self._gnupg), "--kill", "all"], check=False, capture_output=True)
+
+
+def _debian() -> dict[str, dict[str, object]]:
+    libcuda = {"usr/lib/x86_64-linux-gnu/libcuda.so.{version}": ""}
+    unit = {"lib/systemd/system/nvidia-fabricmanager.service": _FM_UNIT}
+    return {
+        "libcuda1": {"files": libcuda},
+        "nvidia-kernel-open-dkms": {"module": "open", "conflicts": "nvidia-kernel-dkms"},
+        "nvidia-kernel-dkms": {"module": "proprietary", "conflicts": "nvidia-kernel-open-dkms"},
+        "nvidia-driver-cuda": {"depends": "libcuda1 (= {full}), nvidia-smi (= {full})"},
+        "nvidia-smi": {"files": {"usr/bin/nvidia-smi": _SMI.read_bytes()}},
+        "nvidia-persistenced": {},
+        "nvidia-fabricmanager": {"files": unit},
+        "libnvidia-nscq": {},
+    }
+
+
+def _ubuntu(version: str) -> dict[str, dict[str, object]]:
+    """The names changed at 590: until then they had the branch in them."""
+    branch = version.partition(".")[0]
+    tag = f"-{branch}" if int(branch) < 590 else ""
+    other = {"": "-580", "-580": ""}.get(tag, "")
+    libcuda = {"usr/lib/x86_64-linux-gnu/libcuda.so.{version}": ""}
+    module = f"nvidia-dkms{tag}-open" if tag else "nvidia-dkms-open"
+    rival = "nvidia-dkms-open" if tag else "nvidia-dkms-580-open"
+    return {
+        f"libnvidia-compute{tag}": {"files": libcuda, "conflicts": f"libnvidia-compute{other}"},
+        module: {"module": "open", "conflicts": rival},
+        f"nvidia-utils{tag}": {"conflicts": f"nvidia-utils{other}"},
+    }
+
+
+_MODPROBE = f"""#!/bin/sh
+mkdir -p /run/kernel/nvidia
+ko=$(ls /lib/modules/{KERNEL}/updates/dkms/nvidia.ko /lib/modules/{KERNEL}/extra/nvidia.ko 2>/dev/null | head -1)
+[ -n "$ko" ] || exit 1
+grep -q ^nouveau /run/kernel/modules && exit 1
+[ -e /run/kernel/nvidia/version ] || cp $ko /run/kernel/nvidia/version
+"""
+_MODINFO = f"""#!/bin/sh
+cd /lib/modules/{KERNEL}
+cat updates/dkms/nvidia.ko extra/nvidia.ko 2>/dev/null | grep -o '[0-9]*[.][0-9.]*' | head -1
+"""
+_BOOT = """[Unit]
+Description=what a kernel does when it starts
+Before=ssh.service
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'mkdir -p /run/kernel; : > /run/kernel/modules; \
+    test -e /etc/modprobe.d/gpurun-nouveau.conf || cat /srv/machine/nouveau > /run/kernel/modules; \
+    /usr/local/sbin/modprobe nvidia; true'
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def make_machine(host: TestHost, repository: Repository, *, gpus: Iterable[str] = ("0302:2bb5",)) -> None:
+    """Makes a host look like a bare machine with these PCI devices (class:device) and nouveau loaded.
+
+    Its kernel is `KERNEL`; a driver is "loaded" (and told under `MACHINE`/proc) when the stand-in of modprobe finds the
+    module that a stand-in of a package has built; what is loaded stays so until a reboot.
+    """
+    root = host.root
+    files = {
+        f"{MACHINE}/proc/sys/kernel/osrelease": f"{KERNEL}\n",
+        f"{MACHINE}/proc/version": f"Linux version {KERNEL} (x@y) (gcc-12 (Debian 12.2.0-14) 12.2.0) #1 SMP\n",
+        f"{MACHINE}/nouveau": "nouveau 2400256 0 - Live 0x0\n",
+        "/usr/local/sbin/modprobe": _MODPROBE,
+        "/usr/local/sbin/modinfo": _MODINFO,
+        "/usr/local/sbin/update-initramfs": "#!/bin/sh\necho $* >> /run/initramfs\n",
+        "/etc/systemd/system/kernel.service": _BOOT,
+        "/etc/apt/sources.list": f"deb [trusted=yes] http://{repository.address}:{repository.port}/system ./\n",
+        f"/lib/modules/{KERNEL}/modules.order": "",
+    }
+    for path, content in files.items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+        target.chmod(0o755 if "sbin" in path else 0o644)
+    set_devices(host, gpus)
+    (root / "etc/modprobe.d").mkdir(exist_ok=True)
+    (root / MACHINE.lstrip("/") / "proc/driver").mkdir(exist_ok=True)
+    for link, there in (("driver/nvidia", "/run/kernel/nvidia"), ("modules", "/run/kernel/modules")):
+        os.symlink(there, root / MACHINE.lstrip("/") / "proc" / link)
+    host.inside(["systemctl", "enable", "--now", "kernel.service"])
+
+
+def set_devices(host: TestHost, devices: Iterable[str]) -> None:
+    """What is on the PCI bus: `class:device`."""
+    place = host.root / MACHINE.lstrip("/") / "sys/bus/pci/devices"
+    shutil.rmtree(place, ignore_errors=True)
+    for number, (kind, _, device) in enumerate(one.partition(":") for one in devices):
+        folder = place / f"0000:0{number + 1}:00.0"
+        folder.mkdir(parents=True)
+        for name, value in (("vendor", "0x10de"), ("class", f"0x{kind}00"), ("device", f"0x{device}")):
+            (folder / name).write_text(f"{value}\n")
+
+
+def become(host: TestHost, identity: str, version: str, like: str = "") -> None:
+    """Another os-release."""
+    place = host.root / "etc/os-release"
+    place.unlink()
+    place.write_text(f'ID="{identity}"\nVERSION_ID="{version}"\nPRETTY_NAME="{identity} {version}"\nID_LIKE="{like}"\n')
+
+
+def packages(host: TestHost) -> dict[str, str]:
+    """Installed packages of dpkg's, and their versions."""
+    said = host.inside(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n"])
+    found = (line.split() for line in said.splitlines())
+    return {words[0]: words[1] for words in found if words[-1] == "installed"}
+
+
+def loaded(host: TestHost) -> str | None:
+    """The version of the "loaded" module."""
+    said = host.inside(["cat", "/run/kernel/nvidia/version"], check=False)
+    match = re.search(r"\d{3}\.[\d.]+", said)
+    return match.group() if match else None
