@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpurun.catalogue import nearest_version, renames, shipped, versions
+from gpurun.catalogue import nearest_version, parse_catalogue, renames, shipped, versions
 from gpurun.check_flags import Remark, check_argv
 from gpurun.commands import validate
 from gpurun.engines import engine_names, load_engine
@@ -193,3 +196,15 @@ def test_validate_says_when_it_knows_a_neighbour_only(tmp_path: Path) -> None:
     done = CliRunner().invoke(validate.command, [str(file)], catch_exceptions=False, standalone_mode=False)
     assert "flags are checked against SGLang 0.5.9, the nearest to 0.5.15 that is known" in done.output
     assert "`dead`, as expected: SGLang 0.5.9 has no flag `--bogus`" in done.output
+
+
+def test_the_catalogue_of_our_own_launcher_is_what_it_tells() -> None:
+    roles = Path(__file__).parents[2] / "roles/engine/files"
+    told = subprocess.run([sys.executable, roles / "llamacpp_server.py", "--help"], capture_output=True, text=True)
+    reader = runpy.run_path(str(roles / "engine_options.py"), run_name="reader")
+    version = load_engine("llamacpp").default_version
+    assert version is not None
+    found = parse_catalogue(
+        {"engine": "llamacpp", "version": version, "options": reader["options_of_help"](told.stdout)}
+    )
+    assert found == shipped("llamacpp", version)
