@@ -21,7 +21,7 @@ from gpurun.parsers import ParsedLoad
 _SANITY = Path(__file__).resolve().parent / "data" / "sanity.yml"
 _TOKENS_OFF = 0.02  # share by which token counts may differ
 _SLACK_TOKENS = 64  # of requests that tools make to see whether the server is there
-_TEMPLATE_TOKENS = 64  # of a chat template: the same in every prompt, and rightly cached
+_TEMPLATE_TOKENS = 64  # that a chat template may add: the same in every prompt, and rightly cached
 _CACHED_SHARE = 0.1
 _SHORT = 0.95  # of the time that was asked for
 _IDLE = 0.7  # of the concurrency that was asked for
@@ -111,7 +111,8 @@ def _prompts(data: Mapping[str, Any], parsed: ParsedLoad, gained: Mapping[str, f
     asked, got = data.get("prompt_tokens"), parsed.metrics.get("prompt_tokens")
     if data["kind"] == "file" or not asked or not parsed.completed:
         return
-    if got and abs(off := got / parsed.completed - asked) > max(_PROMPT_OFF * asked, _PROMPT_TOKENS_OFF):
+    off = got / parsed.completed - asked if got else 0.0
+    if off > _TEMPLATE_TOKENS + _PROMPT_OFF * asked or -off > max(_PROMPT_OFF * asked, _PROMPT_TOKENS_OFF):
         text = f"prompts had {asked + off:.0f} tokens, {asked} were asked for"
         yield Finding("prompt_tokens", text, "taints")
     cached = gained.get("cached_tokens", gained.get("cache_hits", 0.0)) / (parsed.completed + parsed.failed)

@@ -53,6 +53,7 @@ def test_a_good_load_passes() -> None:
     assert found() == []
     assert found(warm=None) == []
     assert found(parser="vllm") == []
+    assert found(prompt_tokens=32 * 300.0) == []  # a chat template
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,8 @@ def test_a_good_load_passes() -> None:
         ("server_counters fails", {"gained": {"output_tokens": -5.0}}),
         ("concurrency fails", {"duration_s": 16.0}),
         ("client_cpu fails", {"client_cpu_s": 7.9}),
-        ("prompt_tokens taints", {"prompt_tokens": 32 * 300.0}),
+        ("prompt_tokens taints", {"prompt_tokens": 32 * 400.0}),
+        ("prompt_tokens taints", {"prompt_tokens": 32 * 200.0}),
         ("prefix_cache fails", {"gained": {"cached_tokens": 32 * 240.0}}),
         ("prefix_cache fails", {"gained": {"cache_hits": 32 * 240.0, "cached_tokens": 32 * 240.0}}),
         ("times fails", {"itl_mean_ms": 4.0, "parser": "vllm"}),
