@@ -82,7 +82,19 @@ def look(
         each.model_copy(update={"variants": tuple(variants), "hosts": tuple(hosts)})
         for each, (variants, hosts) in found.items()
     ]
-    return [*_of_hosts(facts), *_untold(campaign, cases), *told], refused
+    return [*_of_hosts(facts), *_of_scripts(campaign), *_untold(campaign, cases), *told], refused
+
+
+def _of_scripts(campaign: Campaign) -> list[Finding]:
+    """Which of the metrics that the campaign compares a script of the user's own does not give."""
+    found = []
+    for name, benchmark in campaign.benchmarks.items():
+        missing = [one for one in campaign.compare.metrics if benchmark.script and one not in benchmark.script.metrics]
+        if missing:
+            message = f"the script of `{name}` gives no {', '.join(missing)}, which the campaign compares"
+            advice = "add it to `script.metrics`, or take it out of `compare.metrics`; there is no verdict on it"
+            found.append(Finding(rule="script-metrics", severity="warn", message=message, advice=advice))
+    return found
 
 
 def _of_hosts(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:

@@ -299,6 +299,15 @@ def test_what_a_variant_changes_beyond_what_it_tests_is_named() -> None:
     assert [finding.variants for finding in found if finding.rule == "several-changes"] == [("eagle3",)]
 
 
+def test_a_metric_that_a_script_does_not_give_is_told() -> None:
+    script = "{command: [run-it], metrics: {output_tok_per_s: a}}"
+    text = re.sub(r"  one-stream:\n", f"  one-stream:\n    tool: script\n    script: {script}\n", SEED.read_text())
+    campaign, cases = check(load_text(text, "seed.yml"))
+    found = build(campaign, cases, read_facts(str(SEED_FACTS)), "run").findings
+    (told,) = [finding for finding in found if finding.rule == "script-metrics"]
+    assert "gives no ttft_p50_ms, tpot_p50_ms," in told.message
+
+
 def test_tests_that_names_no_change_is_an_error_with_its_place() -> None:
     text = SEED.read_text().replace("tests: [cuda-graph-max-bs]", "tests: [cuda-graph-max-b]")
     with pytest.raises(ConfigError) as caught:
