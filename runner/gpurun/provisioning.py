@@ -177,6 +177,7 @@ def _decide_driver(decision: Decision, host: Target) -> None:
         decision.fabric = {
             "specs": specs(facts["manager"], pairs),
             "differs": host.differs(pairs),
+            "new": any(name not in host.packages for name in pairs),
             "keys": host.fabric["packages"],
         }
 
