@@ -55,7 +55,7 @@ def _decide(wanted: Wanted, facts: Any, index: Any, is_controller: bool) -> dict
     return {
         "changed": False,
         "decision": asdict(decision),
-        "roles": list(dict.fromkeys(step.role for step in decision.steps)),
+        "roles": [] if wanted.remove else list(dict.fromkeys(step.role for step in decision.steps)),
         "reboot_expected": bool(reasons) and wanted.reboot != "never" and not is_controller,
         "refused": f"{refused}\nhint: {hints}" if refused else "",
         **({"provision": {**told, "status": status, "reboot_reasons": reasons}} if final else {}),
