@@ -100,7 +100,9 @@ def test_every_command_runs(document: str, place: Place) -> None:
     stored.run(place.folder / "results", {"baseline": [80.0], "other": [81.0]}, requests=2)  # measured before
     ran = 0
     for language, text in blocks(document):
-        if language == "yaml" and text.startswith("# "):
+        if language == "python":
+            (reader.here / text.split("\n", 1)[0].removeprefix("# ")).write_text(text)
+        elif language == "yaml" and text.startswith("# "):
             reader.write(text)
         elif language == "console":
             for command in re.findall(r"^\$ (.*)$", text, re.MULTILINE):
