@@ -37,14 +37,14 @@ def blocks(document: str) -> list[tuple[str, str]]:
 def small(text: str) -> dict[str, Any]:
     """The same campaign with one round, few requests, and the small server as its engine."""
     campaign: dict[str, Any] = yaml.safe_load(text)
-    argv = [sys.executable, str(SERVER), "--port", "{{ port }}"]
+    argv = [sys.executable, str(SERVER), "--port", "{{ port }}", "--token-delay", "0.05"]
     campaign["server"] = {"engine": "command", "argv": argv}
     campaign["variants"] = {name: {"server": {"argv": [*argv, "--note", name]}} for name in campaign["variants"]}
     campaign.pop("baseline", None)
     for path, values in campaign.get("matrix", {}).get("axes", {}).items():
         campaign["matrix"]["axes"][path] = values[:2]
     for benchmark in campaign["benchmarks"].values():
-        benchmark["load"] |= {"concurrency": 2, "requests": 4, "warmup": 0}
+        benchmark["load"] |= {"concurrency": 2, "requests": 8, "warmup": 0}
         benchmark["data"] |= {"prompt_tokens": 8, "output_tokens": 8}
     return {**campaign, "rounds": 1, "timeouts": {"start": "2m", "sample": "2m", "stop": "5s"}}
 

@@ -22,12 +22,15 @@ def command(runs: tuple[str, ...], results: Path, output: Path | None, show: boo
     """
     from gpurun import report
     from gpurun.errors import NotReadyError
+    from gpurun.report.charts import warm_up
     from gpurun.report.view import look
     from gpurun.store import find
 
     if output and output.suffix not in (".html", ".md"):
         raise click.BadParameter(f"{output} is neither .html nor .md", param_hint="--output")
     stores = list({(store := find(results, name)).directory.resolve(): store for name in runs}.values())
+    if output is None or output.suffix == ".html":
+        warm_up()
     if output is None and len(stores) == 1:
         page = report.write(stores[0])
     else:

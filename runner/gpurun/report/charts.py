@@ -5,9 +5,11 @@ Colours are variables of the page's style sheet, so that one picture serves ligh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,18 @@ _HUES = 6
 _SHAPES = ("circle", "triangle-up", "square", "diamond", "triangle-down", "cross", "stroke")
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def warm_up() -> None:
+    """Start the drawing engine beside what else is to be done first: it takes most of a second."""
+
+    def start() -> None:
+        with contextlib.suppress(ImportError, ValueError):
+            import vl_convert
+
+            vl_convert.vegalite_to_svg({"mark": "point"}, vl_version=_VEGA_LITE)
+
+    threading.Thread(target=start).start()
 
 
 class Drawing:

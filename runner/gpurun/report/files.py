@@ -36,7 +36,7 @@ class Series:
 
 
 def latencies(store: RunStore, report: Assessment) -> Series:
-    """The distribution of each latency: per variant and point, at most 101 percentiles over all requests read."""
+    """The distribution of each latency: per variant and point, at most 51 percentiles over all requests read."""
     found: dict[tuple[str, str, str], list[float]] = {}
     labels = {case.id: case.label for case in report.cases}
 
@@ -53,7 +53,7 @@ def latencies(store: RunStore, report: Assessment) -> Series:
     points = []
     for (variant, label, metric), numbers in found.items():
         ordered = sorted(numbers)
-        steps = min(100, len(ordered) - 1) or 1
+        steps = min(50, len(ordered) - 1) or 1
         points += [
             {
                 "variant": variant,
