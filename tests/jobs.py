@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import runpy
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils import gpurun_locks as locks
@@ -99,9 +105,21 @@ def server_argv(*words: str) -> list[str]:
     return [sys.executable, "-u", "-c", SERVER, "@GPURUN_PORT@", *words]
 
 
+@functools.cache
+def program() -> str:
+    """The role's code as it lies on a host."""
+    role = Path(__file__).resolve().parents[1] / "roles" / "server"
+    place = tempfile.mkdtemp(prefix="gpurun-tests-")
+    atexit.register(shutil.rmtree, place)
+    code = {path.name: path.read_text() for path in (role / "module_utils").glob("gpurun_*.py")}
+    runpy.run_path(str(role / "files" / "on_host.py"))["unpack"](Path(place), code)
+    return place
+
+
 def wanted(argv: list[str], **changes: Any) -> dict[str, Any]:
     """The module's parameters, with short limits."""
     base = {
+        "program": program(),
         "argv": argv,
         "env": None,
         "secrets": None,

@@ -26,7 +26,8 @@ class Jobs:
         ansible = str(Path(sys.executable).with_name("ansible"))
         command = [ansible, self.host.name, "-i", str(self.host.inventory_path), "-e", f"ansible_user={self.user}"]
         command += ["-M", str(ROLE / "library"), "-m", module, "-a", json.dumps({"run": "run1", **params})]
-        env = {**os.environ, "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"), "ANSIBLE_PIPELINING": "1"}
+        folders = {"ANSIBLE_MODULE_UTILS": "module_utils", "ANSIBLE_ACTION_PLUGINS": "action_plugins"}
+        env = {**os.environ, "ANSIBLE_PIPELINING": "1", **{name: str(ROLE / place) for name, place in folders.items()}}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
         assert " => " in done.stdout, done.stdout + done.stderr
         return dict(json.loads(done.stdout.partition(" => ")[2]))

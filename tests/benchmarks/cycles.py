@@ -33,7 +33,7 @@ from tests.hosts import HostFleet, TestHost
 from tests.hosts.machine import Kind
 
 LIMIT_S = 300.0
-ON_HOST = {"server": "e2e/server.py", "supervisor": "supervisor-", "client": "loadgen"}
+ON_HOST = {"server": "e2e/server.py", "supervisor": ".gpurun/bin/jobs-", "client": "loadgen"}
 TARGETS = (*ON_HOST, "gpurun", "playbook", "connection", "network")
 MOMENTS = ("", r"run \d{8}-", "starting", "serving", "measuring", "  measured")  # lines of gpurun's
 LOOK = r"""

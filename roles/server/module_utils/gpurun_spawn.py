@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
-import zipfile
 from pathlib import Path
 
-from ansible.module_utils import (
-    gpurun_containers,
-    gpurun_gpus,
-    gpurun_kernel,
-    gpurun_ports,
-    gpurun_processes,
-    gpurun_readiness,
-    gpurun_supervisor,
-    gpurun_telemetry,
-)
+from ansible.module_utils import gpurun_containers, gpurun_ports
 from ansible.module_utils.gpurun_jobs import Job, JobError, State
 from ansible.module_utils.gpurun_supervisor import write_state
 
 PORT = "@GPURUN_PORT@"
-_PARTS = (
-    *(gpurun_gpus, gpurun_kernel, gpurun_processes, gpurun_ports, gpurun_readiness),
-    *(gpurun_telemetry, gpurun_supervisor),
-)
 _SPEC_S = 15.0
 _SCRAPE_S = 5.0
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
@@ -51,7 +34,8 @@ def create(job: Job, kind: str, wanted: State) -> bool:
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
     address, ready, scrape (name -> address to read into a file first), container (see gpurun_containers), gpus (what
-    gpurun_gpu_guard knew before), and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
+    gpurun_gpu_guard knew before), program (what Python runs as the supervisor), and the limits life_s, stop_s, start_s,
+    hang_s in seconds. Raises JobError, OSError.
     """
     _check(wanted)
     port = _port(job, kind, wanted)
@@ -85,6 +69,8 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     try:
         for name, text in (wanted["files"] or {}).items():
             _write_private(job.directory / name, _filled(text, port))
+        if wanted.get("scrape"):
+            import urllib.request  # late: it takes as long to import as all the rest
         for name, url in (wanted.get("scrape") or {}).items():
             with contextlib.suppress(OSError, ValueError):  # no answer, no file
                 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -182,32 +168,8 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _program(home: Path) -> Path:
-    """The supervisor as one file, named by its content: several versions of gpurun may use one host.
-
-    Made from the code that came with this module, so that no task has to copy it. Inside, the parts have the names
-    that they have under Ansible.
-    """
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        texts = {"ansible/__init__.py": "", "ansible/module_utils/__init__.py": ""}
-        for part in _PARTS:
-            texts[part.__name__.replace(".", "/") + ".py"] = part.__loader__.get_source(part.__name__)  # type: ignore
-        texts["__main__.py"] = "from ansible.module_utils.gpurun_supervisor import main\n\nmain()\n"
-        for name, text in texts.items():
-            archive.writestr(zipfile.ZipInfo(name), text)  # a fixed date: same content, same name
-    content = buffer.getvalue()
-    path = home / "bin" / f"supervisor-{hashlib.sha256(content).hexdigest()[:12]}.pyz"
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part_path = path.with_name(f"{path.name}.{os.getpid()}")
-        part_path.write_bytes(content)
-        part_path.replace(path)
-    return path
-
-
 def _start_supervisor(job: Job, unit: str | None, wanted: State, container: State | None) -> None:
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", str(_program(job.home)), str(job.directory)]
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", wanted["program"], str(job.directory)]
     said = job.directory / "supervisor.log"
     marks = _marks(job)
     if unit is None:

@@ -1,8 +1,8 @@
 """The supervisor of one job: starts it, waits for its end, ends its whole tree, writes down how it ended.
 
-Runs on the host as a process of its own, `python supervisor.pyz JOBDIR`, started by the module gpurun_job, and outlives
-it and the controller, but not the job's time limit. What to run comes through JOBDIR/spec.fifo: never from a file or
-argv, because it holds secrets. What it tells is files in JOBDIR, each whole or absent:
+Runs on the host as a process of its own, `python <home>/bin/jobs-<hash> JOBDIR`, started by the module gpurun_job. It
+outlives that and the controller, but not the time limit. What to run comes through JOBDIR/spec.fifo: never from a file
+or argv, because it holds secrets. What it tells is files in JOBDIR, each whole or absent:
 
     supervisor.json  who we are              started.json  the process that we started
     ready.json       phases of the start     ended.json    exit code or signal, reason, what could not be ended,
@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +340,8 @@ def supervise(directory: Path) -> None:
     try:
         reason = job.watch()
     except Exception as error:  # whatever it was, the tree is ended and the end is told
+        import traceback  # late: every start would pay for it
+
         traceback.print_exc()
         job.message = f"the supervisor failed: {type(error).__name__}: {error}"
     if job.telemetry is not None:
