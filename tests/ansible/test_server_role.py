@@ -65,7 +65,7 @@ def playbook(tmp_path: Path, sample: dict[str, Any], out: Path) -> Path:
         {"name": "Start", "ansible.builtin.include_role": {"name": "server", "tasks_from": "start"}},
         {
             "name": "Load",
-            "ansible.builtin.include_role": {"name": "load"},
+            "ansible.builtin.include_role": {"name": "load", "tasks_from": "send"},
             "when": "server_job.job.status == 'ready'",
         },
         {"name": "Stop", "ansible.builtin.include_role": {"name": "server", "tasks_from": "stop"}},

@@ -201,9 +201,9 @@ class Cycles:
         return [f"{kind} {one}" for kind in kinds for one in now[kind] if one not in self.before[kind]]
 
     def resumed(self, run: Path) -> list[str]:
-        """Resume the run: it ends well, and what was measured stays as it is."""
+        """Resume the run, with what failed by our killing: it ends well, and what was measured stays as it is."""
         kept = whole(run)
-        code, program = self.desk.run("bench", "-c", "campaign.yml", "--resume", run.name)
+        code, program = self.desk.run("bench", "-c", "campaign.yml", "--resume", run.name, "--retry-failed")
         self.told += ", resumed"
         after = whole(run)
         problems = [] if code == 0 and len(after) == 2 else [f"resume: {code}, {len(after)} of 2: {program.stderr}"]
