@@ -27,25 +27,34 @@ except (OSError, ValueError):
 
 
 class ActionModule(ActionBase):
-    """`gpurun_record: {run_dir, sample, server, load, left, began, refused}` -> `sample` (the stored record) and `now`.
+    """`gpurun_record: {run_dir, sample, server, load, after, left, began, refused}` -> `sample` (the stored record), `now`.
 
-    `left` are files that gpurun_collect has brought from another host; `refused` is why nothing was measured.
+    `server` is the job that was started. What `load` (its task's result), `after` and `left` (those of a load from
+    elsewhere: a look at the server, and what gpurun_collect has brought) say is of this sample if the server was ready.
+    `refused` is why nothing was measured.
     """
 
-    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "left", "began", "refused"})
+    _VALID_ARGS = frozenset({"run_dir", "sample", "server", "load", "after", "left", "began", "refused"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         args = self._task.args
-        planned, server, load = args["sample"], args["server"], args.get("load") or None
+        planned, server, load, left = args["sample"], args["server"], None, {}
         store = steps.open_store(args["run_dir"])
         if why := args.get("refused"):
             told = (str(why[key]) for key in ("class", "phase", "proof", "advice"))
             sample = steps.not_measured(store, planned, *told)
             return {"changed": True, "sample": sample.model_dump(mode="json", by_alias=True), "now": time.time()}
+        if server["status"] == "ready" and args.get("load"):
+            load = args["load"]["job"]
+            # What was seen of the server after the load is the later view: it may have died meanwhile.
+            seen = args["load"].get("server")
+            if planned["load"].get("host"):
+                seen, left = args["after"]["job"], args["left"]["files"]
+            server = seen or server
         host = store.manifest.hosts[(task_vars or {})["inventory_hostname"]]["host"]
         packed = self._collect(str(host["python"]["path"]), steps.wanted_files(planned, server, load))
-        packed |= args.get("left") or {}
+        packed |= left
         files = {name: zlib.decompress(base64.b64decode(one["data"])) for name, one in packed.items()}
         sample = steps.record(store, planned, server=server, load=load, files=files, began=float(args["began"]))
         return {"changed": True, "sample": sample.model_dump(mode="json", by_alias=True), "now": time.time()}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import urllib.error
-import urllib.request
 import zlib
 from pathlib import Path
 
@@ -25,6 +23,9 @@ def read_file(path, max_bytes):
 
 def read_url(url):
     """What an address on this host answers, or None."""
+    import urllib.error
+    import urllib.request  # late: not every sample pays for it
+
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=_URL_TIMEOUT_S) as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import runpy
 import zlib
 from binascii import b2a_base64
@@ -12,6 +13,8 @@ from shlex import quote
 from typing import Any
 
 import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.parameters import remove_values
 from ansible.plugins.action import ActionBase
 
@@ -38,7 +41,10 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         if self._task.delegate_to:
             variables = variables["ansible_delegated_vars"][self._task.delegate_to]
-        _, params = self.validate_argument_spec(_SPEC, required_if=_NEEDED)
+        given = ArgumentSpecValidator(_SPEC, required_if=_NEEDED).validate(_with_plan(self._task.args))
+        if given.error_messages:
+            raise AnsibleActionFail(f"gpurun_job: {'; '.join(given.error_messages)}")
+        params = given.validated_parameters
         call = repr(json.dumps([_NAME, _PACKED, params, self._task.check_mode]))
         # By standard input, because secrets are in it: neither a file nor a command line of the host's sees them.
         said = self._low_level_execute_command(
@@ -53,6 +59,17 @@ class ActionModule(ActionBase):
         words = " ".join(quote(one) for one in (known if named.startswith("auto") else [named]))
         run = f'{self._compute_environment_string()} "$python" -I -S -X utf8 -'
         return f'for python in {words}; do if command -v "$python" > /dev/null; then {run}; exit; fi; done; exit 127'
+
+
+def _with_plan(args: dict[str, Any]) -> dict[str, Any]:
+    """The options, with what `planned` says of those that are not given."""
+    planned = args.get("planned") or {}
+    values = {key: value for key, value in planned.items() if key in _SPEC and value is not None}
+    # As the command line hands secrets over, else by their own names: whoever calls ansible-playbook has set those.
+    known = {
+        name: os.environ.get(f"GPURUN_SECRET_{name}") or os.environ.get(name, "") for name in values.pop("secrets", [])
+    }
+    return {"secrets": known, **values, **{key: value for key, value in args.items() if key != "planned"}}
 
 
 def _result(said: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,11 @@ options:
   home: {description: Folder of gpurun on the host., type: str, default: ~/.gpurun}
   run: {description: Id of the run., type: str, required: true}
   job: {description: Name of the job., type: str}
+  planned:
+    description:
+      - What the plan says of the job. Its keys count as the options of their names, where those are not given.
+      - Its C(secrets) are names, found in the environment of the controller as C(GPURUN_SECRET_NAME) or C(NAME).
+    type: dict
   argv:
     description: What to start. C(@GPURUN_PORT@) in here, in O(env) and in O(files) becomes the port. No shell.
     type: list
