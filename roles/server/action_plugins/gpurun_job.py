@@ -50,7 +50,8 @@ class ActionModule(ActionBase):
         said = self._low_level_execute_command(
             self._python(variables), in_data=f"{_ON_HOST}\nmain(*json.loads({call}))\n".encode()
         )
-        return remove_values(_result(said), set((params["secrets"] or {}).values()))  # a log's last line may show one
+        secrets = {value for value in (params["secrets"] or {}).values() if value}
+        return remove_values(_result(said), secrets)  # a log's last line may show one
 
     def _python(self, variables: dict[str, Any]) -> str:
         """The host's Python, as a command: the one that the inventory names, else the first that Ansible knows."""
