@@ -27,7 +27,7 @@ except (OSError, ValueError):
 
 
 class ActionModule(ActionBase):
-    """`gpurun_record: {run_dir, sample, server, load, after, left, began, refused}` -> `sample` (the stored record), `now`.
+    """`gpurun_record: {run_dir, sample, server, load, after, left, began, refused}` -> `sample` as stored, `now`.
 
     `server` is the job that was started. What `load` (its task's result), `after` and `left` (those of a load from
     elsewhere: a look at the server, and what gpurun_collect has brought) say is of this sample if the server was ready.
