@@ -61,10 +61,8 @@ class Repository:
     def url(self) -> str:
         return f"http://{self.address}:{self.port}/repos"
 
-    @property
-    def keyring_sha256(self) -> str:
-        keyring = next(self.root.glob(f"repos/*/x86_64/{KEYRING}"))
-        return hashlib.sha256(keyring.read_bytes()).hexdigest()
+    def keyring_sha256(self, distribution: str) -> str:
+        return hashlib.sha256((self.root / f"repos/{distribution}/x86_64/{KEYRING}").read_bytes()).hexdigest()
 
     def up(self) -> None:
         asked = self.asked

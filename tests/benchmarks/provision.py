@@ -25,7 +25,7 @@ def main(count: int) -> None:
         for host in fleet.hosts:
             make_machine(host, repository)
         wishes = {"provision_root": MACHINE, "provision_machine": "full", "provision_repository_url": repository.url}
-        wishes["provision_keyring_sha256"] = repository.keyring_sha256
+        wishes["provision_keyring_sha256"] = repository.keyring_sha256("debian12")
         desk = Desk(Path(folder) / "desk", inventory_of(fleet, **wishes))
         for call in ("first", "second", "third"):
             began = time.monotonic()

@@ -30,7 +30,7 @@ class Machine:
             "provision_root": MACHINE,
             "provision_machine": "full",
             "provision_repository_url": repository.url,
-            "provision_keyring_sha256": repository.keyring_sha256,
+            "provision_keyring_sha256": repository.keyring_sha256("debian12"),
         }
         self.desk = Desk(folder, inventory_of(fleet, **self.wishes))
         self.before: dict[str, str] = {}
@@ -237,7 +237,10 @@ def test_removal_takes_everything_back(machine: Machine) -> None:
 def test_ubuntu(machine: Machine, version: str, branch: str, driver: str, names: set[str]) -> None:
     """Only its names: the system beneath is Debian."""
     become(machine.host, "ubuntu", version, "debian")
-    machine.repository.publish(f"ubuntu{version.replace('.', '')}", ["580.95.05", "595.91.07"], "-1ubuntu1")
+    name = f"ubuntu{version.replace('.', '')}"
+    machine.repository.publish(name, ["580.95.05", "595.91.07"], "-1ubuntu1")
+    wishes = {**machine.wishes, "provision_keyring_sha256": machine.repository.keyring_sha256(name)}
+    machine.desk.use(inventory_of(machine.fleet, **wishes))
     done = machine.run("--driver-branch", branch)
     assert done["status"] == "ok" and done["driver"] == driver
     assert set(machine.versions()) - {"cuda-keyring"} == names
@@ -271,6 +274,7 @@ def test_rpm_family(machine: Machine) -> None:
 @unseen
 def test_interrupted_from_here(machine: Machine) -> None:
     become(machine.host, "debian", "12")
+    machine.desk.use(inventory_of(machine.fleet, **machine.wishes))
     program = machine.start()
     program.wait_for("install the driver")
     program.send(signal.SIGINT)
