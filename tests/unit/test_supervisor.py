@@ -205,8 +205,13 @@ def test_full_disk_does_not_keep_the_end_from_being_told(job: Job) -> None:
 
 
 def test_signals_and_limits_of_a_child_are_those_of_a_login(job: Job) -> None:
+    """Also where gpurun was started with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     code = "print(open('/proc/self/status').read())"
-    over(start_client(job, *python(code)))
+    try:
+        over(start_client(job, *python(code)))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     status = dict(line.split(":\t") for line in (job.directory / "log").read_text().splitlines() if ":\t" in line)
     assert int(status["SigBlk"], 16) == 0
     assert int(status["SigIgn"], 16) & (1 << (signal.SIGHUP - 1) | 1 << (signal.SIGTERM - 1)) == 0

@@ -20,7 +20,10 @@ _LAYER = re.compile(r"\b(?:layers|h|blocks|blk)\.(\d+)\.")
 
 def describe_all(paths, home):
     """Path -> description of each of these models, and of those in gpurun's folder, that can be read."""
-    own = sorted(Path(home).expanduser().glob("models/*/.complete"))
+    try:
+        own = sorted(Path(home).expanduser().glob("models/*/.complete"))
+    except PermissionError:  # another user's
+        own = []
     places = [str(Path(path).expanduser()) for path in paths]
     for folder in (each.parent for each in own):
         ggufs = sorted(str(each) for each in folder.rglob("*.gguf"))

@@ -38,6 +38,7 @@ _OPEN_FILES = 65536
 _WAKE = signal.SIGUSR1
 _ASKED = {signal.SIGTERM, signal.SIGINT}
 _WAITED = {signal.SIGCHLD, _WAKE, *_ASKED}
+_OF_A_SHELL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)  # ignored after `nohup` or `&`
 _BLOCKED = {*_WAITED, signal.SIGHUP}
 
 
@@ -102,6 +103,8 @@ class Job:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
+            for number in _OF_A_SHELL:
+                signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
         _allow_open_files()
