@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class _Run(Session):
         self._options = options
         self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
         self._away: dict[str, float] = {}  # since when a host does not answer
+        self._aside: list[Sample] = []  # to be measured again
         self._quarantined: dict[str, str] = {}  # hosts whose GPU memory did not come back: what holds it
 
     def whole(self) -> BenchResult:
@@ -173,7 +175,8 @@ class _Run(Session):
         """Start the next round of a host; nothing if it is done, or lost."""
         pending = self._pending(host)
         if host in self._lost:
-            self._skip_lost(pending)
+            self._put_back(host)
+            self._skip_lost(self._pending(host))
         if not pending or host in self._lost:
             return {}
         number = pending[0]["round"]
@@ -185,7 +188,6 @@ class _Run(Session):
         """A playbook that breaks on one sample costs that sample. A lost connection costs nothing, if it comes back in
         time: jobs go on without it, and the next turn takes them up. Whatever else ends the run."""
         host, now = turn.host, time.monotonic()
-        self._repeat(turn)
         if host in outcome.unreachable:
             since = self._away.setdefault(host, now)
             if now - since > _RETURN_S:
@@ -200,12 +202,31 @@ class _Run(Session):
                 self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
         elif outcome.status not in ("successful", "canceled"):
             raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
+        # Last, and only on a host that goes on: what is set aside is not the sample that broke, nor lost with its host.
+        if outcome.status != "canceled" and host not in self._lost and host not in outcome.unreachable:
+            self._repeat(turn)
 
     def _repeat(self, turn: _Turn) -> None:
+        """Have what may have passed measured again; what was measured stands where the second try has failed."""
         assert self._store is not None
-        for sample in steps.repeat_tainted(self._store, turn.host, turn.number):
-            why = "; ".join(sample.taints)
+        home = {(sample.round, sample.case, sample.host): sample for sample in self._store.samples()}
+        for first in [first for first in self._aside if first.host == turn.host]:
+            again = home.get((first.round, first.case, first.host))
+            if again is not None:
+                self._aside.remove(first)
+                if again.failure is not None and first.failure is None:
+                    self._store.put_back(first)
+        for sample in steps.repeat_passing(self._store, turn.host, turn.number):
+            self._aside.append(sample)
+            why = sample.failure.klass if sample.failure else "; ".join(sample.taints)
             self._emit(events.Notice(f"{sample.variant} is measured again, the first time is kept: {why}", turn.host))
+
+    def _put_back(self, host: str | None = None) -> None:
+        """What was to be measured again, and will not be in this run (on this host), is what it was."""
+        assert self._store is not None
+        for sample in [sample for sample in self._aside if host in (None, sample.host)]:
+            self._aside.remove(sample)
+            self._store.put_back(sample)
 
     def _on_task(self, event: TaskEvent, waiting: list[dict[str, Any]]) -> None:
         task = event.task.rpartition(" : ")[2]
@@ -220,12 +241,13 @@ class _Run(Session):
         if not waiting:
             return
         where = _where(waiting[0])
+        if event.kind in ("ok", "retry") and task in _STAGES:
+            self._away.pop(event.host, None)  # it answers again
         if event.kind == "start" and task in _STAGES:
             self._emit(events.SampleStage(where, _STAGES[task]))
         elif event.kind == "retry" or (event.kind == "ok" and task in _STAGES and "job" in event.result):
             self._on_job(where, event.result.get("job") or {})
         if event.kind == "ok" and task == "Bring the sample home":
-            self._away.pop(event.host, None)
             planned = waiting.pop(0)
             sample = self._find(planned)
             self._home[event.host] = where
@@ -268,12 +290,14 @@ class _Run(Session):
     def _cut_short(self, error: GpurunError) -> GpurunError:
         """Store what is there of a run that ends with `error`, and let the error say so."""
         assert self._store is not None
+        with contextlib.suppress(OSError):
+            self._put_back()
         if isinstance(error, InterruptedRunError):
             done, count = len(self._store.samples()), len(self._store.plan["samples"])
             error.message = f"interrupted after {done} of {count} samples"
             error.hint = f"the run is kept in {self._store.directory}; `--resume {self._run_id}` goes on with it"
             if self._interrupts.count > 1:
-                inventory = f" -i {self._options.inventory}" if self._options.inventory else ""
+                inventory = f" -i {shlex.quote(str(self._options.inventory))}" if self._options.inventory else ""
                 error.hint = f"clean-up was cut off; `gpurun stop {self._run_id}{inventory}` ends what is left"
         with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told
             error.result, _, _ = steps.close_run(self._store, cut_short=error)

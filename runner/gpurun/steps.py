@@ -33,6 +33,7 @@ from gpurun.tree import map_texts
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
+_RETRIED = ("port_in_use", "gpu_busy")  # by itself, once
 _LEASE_SLACK_S = 60.0  # for a server to end after its life
 
 
@@ -225,14 +226,18 @@ def _attempt(planned: Mapping[str, Any], before: int, scripts: Mapping[str, str]
     return sample
 
 
-def repeat_tainted(store: RunStore, host: str, number: int) -> list[Sample]:
-    """Set the samples of a host's round aside that are tainted by what may have passed, so that they are measured
-    again, each once. Returns them."""
+def repeat_passing(store: RunStore, host: str, number: int) -> list[Sample]:
+    """Set the samples of a host's round aside that are tainted by what may have passed, or that failed for such a
+    cause, so that they are measured again, each once. Returns them."""
     found = [
         sample
         for sample in store.samples()
-        if (sample.host, sample.round, sample.status) == (host, number, "measured")
-        and telemetry.passing(sample.taints)
+        if (sample.host, sample.round) == (host, number)
+        and (
+            sample.failure.klass in _RETRIED and not sample.failure.expected
+            if sample.failure
+            else telemetry.passing(sample.taints)
+        )
         and not store.attempts(number, sample.case, host)
     ]
     for sample in found:

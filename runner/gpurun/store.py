@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gpurun.errors import ConfigError, GpurunError, NotReadyError
+from gpurun.errors import ConfigError, ExitCode, GpurunError, NotReadyError
 from gpurun.manifest import Manifest, RunStatus
 from gpurun.redact import redact_bytes, redact_tree
 from gpurun.samples import Sample
@@ -165,6 +165,15 @@ class RunStore:
         """Keep a sample under another name, so that it can be measured again."""
         _step_aside(self._place(sample.round, sample.case, sample.host))
 
+    def put_back(self, sample: Sample) -> None:
+        """Undo the `set_aside` of a sample; what has taken its place since is set aside instead."""
+        place = self._place(sample.round, sample.case, sample.host)
+        for older in place.parent.glob(f"{glob.escape(place.name)}~*"):
+            if _model(Sample, older / "sample.json", "a sample") == sample:
+                _step_aside(place)
+                older.rename(place)
+                return
+
     def attempts(self, number: int, case: str, host: str) -> int:
         """How many times this sample was measured and set aside."""
         place = self._place(number, case, host)
@@ -230,7 +239,7 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
     runs = list_runs(results_dir)
     if not runs:
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
-        raise GpurunError("there are no runs here yet", where=str(results_dir), hint=hint)
+        raise _not_a_run("there are no runs here yet", results_dir, hint)
     given = names(results_dir).get(reference)
     # A run that was refused, say because another one held its host, is hardly the last one that is meant.
     begun = [run for run in runs if run.samples or run.status in ("running", "interrupted", "done")]
@@ -242,8 +251,15 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
         return RunStore.open(Path(alike[0].dir), secrets)
     if alike:
         some = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
-        raise GpurunError(f"`{reference}` could be {len(alike)} runs: {some}", where=str(results_dir))
-    raise GpurunError(f"there is no run `{reference}`", where=str(results_dir), hint=_LIST_THEM)
+        raise _not_a_run(f"`{reference}` could be {len(alike)} runs: {some}", results_dir)
+    raise _not_a_run(f"there is no run `{reference}`", results_dir, _LIST_THEM)
+
+
+def _not_a_run(message: str, where: Path, hint: str | None = None) -> GpurunError:
+    """A mistake in the call: nothing was touched."""
+    error = GpurunError(message, where=str(where), hint=hint)
+    error.exit_code = ExitCode.CONFIG
+    return error
 
 
 def names(results_dir: Path) -> dict[str, str]:

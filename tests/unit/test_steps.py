@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.manifest import Controller, Manifest
-from gpurun.steps import open_store, pending, record, repeat_tainted, secret_values
+from gpurun.steps import open_store, pending, record, repeat_passing, secret_values
 from gpurun.store import RunStore
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -121,12 +121,12 @@ def test_a_sample_that_something_passing_taints_is_measured_again_once(tmp_path:
     files = {"raw.json": raw(0), "telemetry.csv": sensors.encode()}
     sample = record(store, planned, server=READY, load=load, files=files, began=0.0)
     assert sample.status == "measured" and sample.taints == ["swap: the host swapped 3 MiB"]
-    assert [one.taints for one in repeat_tainted(store, "h", 1)] == [sample.taints]
+    assert [one.taints for one in repeat_passing(store, "h", 1)] == [sample.taints]
     (again,) = pending(store, "h")
     assert (again["load"]["job"], again["server"]["job"]) == ("r1-c-2", "r1-s-2")
     assert again["load"]["argv"] == ["/h/jobs/run/r1-c-2/spec.json"] and again["load"]["files"] == {"a.py": "print()"}
     record(store, again, server=READY, load=load, files=files, began=0.0)
-    assert repeat_tainted(store, "h", 1) == [] and pending(store, "h") == []  # it is kept, tainted as it is
+    assert repeat_passing(store, "h", 1) == [] and pending(store, "h") == []  # it is kept, tainted as it is
     assert len(list(store.directory.glob("samples/1/*/h~1/sample.json"))) == 1  # and so is the first
     assert store.samples()[0].taints == sample.taints
 
