@@ -21,7 +21,7 @@ def program(source: str, planned: Mapping[str, Any], run: str) -> str:
         "out": f"{load['home']}/jobs/{run}/{load['job']}",
         "files": load["files"],
         "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in load["files"].items()},
-        "env": load["env"],
+        "env": {**load["env"], "GPURUN_HOME": load["home"], "GPURUN_JOB": f"{run}/prepare"},
         "dry_run": load["dry_run"],
         "written": None if load["output"] == "log" else load["output"],
         "limit_s": LIMIT_S,

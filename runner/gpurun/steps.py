@@ -331,11 +331,11 @@ def close_run(
     report = assess(store.plan, store.samples(), store.directory, settings=store.settings())
     code = result.exit_code(report.cases, report.samples, report.effects, fail_on=fail_on, host_failed=host_failed)
     code = code if cut_short is None else cut_short.exit_code
-    status = "done" if cut_short is None else "interrupted" if isinstance(cut_short, InterruptedRunError) else "failed"
+    broken: RunStatus = "interrupted" if isinstance(cut_short, InterruptedRunError) else "failed"
+    status = "done" if cut_short is None else broken  # whatever its cases did: that is in them, and in the exit code
     document = result.document(store.manifest.run, str(store.directory), status, report.samples, report.effects)
     store.write_result(document)
-    ended: RunStatus = "interrupted" if status == "interrupted" else "failed" if code else "done"
-    store.set_status(ended, now=time.time(), exit_code=int(code))
+    store.set_status(status, now=time.time(), exit_code=int(code))
     write_report(store, report)
     return document, report, code
 

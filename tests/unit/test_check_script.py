@@ -61,6 +61,13 @@ def test_what_is_wrong_is_said(text: str, args: list[str], name: str, said: str)
     assert said in asked(text, *args, name=name)["problem"]
 
 
+def test_it_sees_no_more_of_the_environment_than_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPURUN_SECRET_HF_TOKEN", "hf_planted")
+    code = "import json, os; print(json.dumps({'said': sorted(os.environ)}))"
+    found = asked(code, dry_run=[], env={"MINE": "1"})
+    assert "MINE" in found["output"] and "PATH" in found["output"] and "SECRET" not in found["output"]
+
+
 def test_a_changed_file_a_missing_program_and_one_that_does_not_end() -> None:
     assert "checksum" in asked(GOOD, sha256={"bench.py": "0" * 64})["problem"]
     missing = asked("", argv=["no-such-program", "--x"], files={}, sha256={})

@@ -340,6 +340,8 @@ def test_samples_of_an_earlier_plan_are_not_judged() -> None:
 
 def test_options_answer_to_their_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "20261130-0900-a1f3")
+    monkeypatch.setenv("GPURUN_RESULTS", str(tmp_path / "elsewhere"))
+    assert "a1f3" in call(runs_command, "--results", str(tmp_path), "show", "last").stderr  # what is typed comes first
     monkeypatch.setenv("GPURUN_RESULTS", str(tmp_path))
     assert "a1f3" in call(runs_command).stdout
     assert "▼ worse" in call(compare_command, "last").stdout

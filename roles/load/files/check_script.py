@@ -40,6 +40,11 @@ def there(name):
         return False
 print(json.dumps([[name, line] for name, line in sorted(wanted.items()) if not there(name)]))
 """
+# What a job gets of the login's environment (gpurun_spawn): with a local connection there are secrets among the rest.
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+)
 # What parses options, and so knows --help; a script with none of these might start to measure.
 _HAS_HELP = re.compile(r"\b(argparse|optparse|click|typer|docopt|fire|simple_parsing|tyro|absl)\b|--help")
 
@@ -125,7 +130,7 @@ def _dry_run(argv: list, question: dict, folder: Path) -> dict:
 
 
 def _run(argv: list, question: dict, folder: Path) -> tuple:
-    env = {**os.environ, **question["env"]}
+    env = {**{name: os.environ[name] for name in INHERITED if name in os.environ}, **question["env"]}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(argv, env=env, cwd=folder, start_new_session=True, errors="replace", **pipes) as process:
         try:

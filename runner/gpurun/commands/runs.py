@@ -70,7 +70,7 @@ def command(
 def show(context: click.Context, run: str, results: Path | None, as_json: bool) -> None:
     """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
     folder, json_too = context.obj  # options may stand before or after `show`
-    show_run(results or folder, run, as_json or json_too)
+    show_run(_typed(context, results) or folder, run, as_json or json_too)
 
 
 @command.command("name")
@@ -80,10 +80,16 @@ def show(context: click.Context, run: str, results: Path | None, as_json: bool) 
 @click.pass_context
 def name(context: click.Context, run: str, name: str, results: Path | None) -> None:
     """Let NAME stand for RUN: `gpurun runs name last before-upgrade`, later `gpurun compare before-upgrade last`."""
-    folder = results or context.obj[0]
+    folder = _typed(context, results) or context.obj[0]
     store = find(folder, run)
     name_run(folder, store, name)
     Terminal().message(f"{name} is {store.manifest.run}")
+
+
+def _typed(context: click.Context, results: Path | None) -> Path | None:
+    """What was given after the verb: the variable, which answers for both, does not overrule what stands before it."""
+    by_hand = context.get_parameter_source("results") is click.core.ParameterSource.COMMANDLINE
+    return results if by_hand else None
 
 
 def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:

@@ -62,7 +62,9 @@ def write_raw(path: str, head: dict[str, Any], window: Window | None) -> None:
         if window is not None:
             after = window.stop - window.start if head["window"].get("fixed") else None
             for number, exchange in enumerate(sorted(window.ended, key=lambda each: each.index)):
-                yield (",\n" if number else "\n") + json.dumps(_record(exchange, window.start, after))
+                yield (",\n" if number else "\n") + json.dumps(
+                    _record(exchange, window.start, after), separators=(",", ":")
+                )
         yield "\n]}\n"
 
     write_atomically(path, parts())
