@@ -23,7 +23,9 @@ from gpurun.shell import ASSIGNMENT, OPEN
 from gpurun.template import is_template
 
 FILL_IN = "FILL-IN"
+_SECRET_NAME = re.compile(LAUNCHES["secret_names"])
 _SECRET_VALUE = re.compile(LAUNCHES["secret_values"])
+_NAMED = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[:=]")  # in JSON, a URL's query, a header, a label
 _TEMPLATE = resources.files("gpurun") / "data" / "init" / "from_command.yml.txt"
 
 
@@ -113,6 +115,8 @@ class _Writer:
             elif option in ("--gpus", "--device") and "device=" in value:
                 devices = re.search(r"device=([\d,]+)", value)
                 self.exported["CUDA_VISIBLE_DEVICES"] = devices.group(1) if devices else FILL_IN
+            elif _reveals(f"{option}={value}"):
+                self.leave(option, "its value is a secret and is not written")
             elif option not in ("-e", "--env", *known["dropped"]):
                 args += [option + equals + value] if equals or option in known["switches"] else [option, value]
         if args:
@@ -137,9 +141,8 @@ class _Writer:
                 harmless = {name, PurePosixPath(before).name if word.startswith("-") else ""} & {*LAUNCHES["no_matter"]}
                 # Without values of options: a password may be among them.
                 if not harmless and (word.startswith("-") or not before.startswith("-")):
-                    wrappers.append(
-                        word.partition("=")[0] if word.startswith("--") else word[: 2 if word[0] == "-" else None]
-                    )
+                    short = word[0] == "-" and word[:2] != "--"
+                    wrappers.append(word[:2] if short else word.partition("=")[0])
         if wrappers and re.match(r"python[\d.]*$", PurePosixPath(wrappers[-1]).name):
             python = wrappers.pop()
             if python.startswith("/"):
@@ -149,7 +152,7 @@ class _Writer:
         if wrappers:
             self.leave(" ".join(wrappers), "gpurun starts the server itself; what this does to it is not taken over")
         for name, value in found.items():
-            if re.search(LAUNCHES["secret_names"], name.upper()) or _SECRET_VALUE.search(value):
+            if _reveals(f"{name}={value}"):
                 if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
                     self.launch.server.setdefault("secrets", []).append(name)
                 else:
@@ -179,7 +182,7 @@ class _Writer:
             said = moved.get(key) or moved.get(part.name.lstrip("-"))
             if said and values:
                 self.move(said, values[0])
-            elif any(_SECRET_VALUE.search(value) for value in values) or re.search(LAUNCHES["secret_flags"], key):
+            elif values and _reveals(f"{key}={' '.join(values)}"):
                 self.leave(part.name, "its value is a secret and is not written; gpurun's client sends no key")
             elif key in engine.flags.reserved:
                 self.leave(" ".join([part.name, *values]), engine.flags.reserved[key])
@@ -226,6 +229,7 @@ class _Writer:
             found[key] = value
 
     def move(self, key: str, value: str) -> None:
+        value = _masked(value)
         if key == "model":
             self.take_model(value)
         elif key == "hf":
@@ -239,6 +243,7 @@ class _Writer:
 
     def take_model(self, text: str) -> None:
         """The model by what it looks like: a path, a repository, or something that only the command's host knows."""
+        text = _masked(text)
         for source, target in self.mounts:
             if target and (text == target or text.startswith(f"{target}/")):
                 text = source + text[len(target) :]
@@ -265,9 +270,21 @@ class _Writer:
             self.launch.open.append(".".join(["server", *path]))
 
     def leave(self, what: str, why: str) -> None:
-        if _SECRET_VALUE.search(what):
-            what = f"{what.split()[0]} ..."
-        self.launch.left_out.append(f"{what}: {why}")
+        first, *rest = what.split() or [""]
+        told = f"{_masked(first)} ..." if rest and _reveals(" ".join(rest)) else _masked(what)
+        self.launch.left_out.append(f"{told}: {why}")
+
+
+def _reveals(text: str) -> bool:
+    """Whether there is a secret in `NAME=VALUE` words: one that looks like it, or is called so."""
+    names = (re.sub(r"[-.]", "_", name.lstrip("-")).upper() for name in _NAMED.findall(text))
+    return bool(_SECRET_VALUE.search(text)) or any(_SECRET_NAME.search(name) for name in names)
+
+
+def _masked(text: str) -> str:
+    """A word without what looks like a secret, or what is called one in it."""
+    text = _SECRET_VALUE.sub("...", text)
+    return text.partition("?")[0] if _reveals(text) and "?" in text else text
 
 
 def _spelled_out(part: Part, catalogue: Catalogue) -> Part:

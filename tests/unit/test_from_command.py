@@ -173,6 +173,39 @@ def test_no_value_of_a_secret_is_written() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "llama-server -m /m.gguf -hft S3CR3T",
+        "vllm serve https://u:S3CR3T@h/m",
+        "vllm serve --model https://u:S3CR3T@h/m",
+        "vllm serve https://h/m?token=S3CR3T",
+        "vllm serve org/m https://u:S3CR3T@h/m",
+        """vllm serve org/m --kv-transfer-config '{"a": {"password": "S3CR3T"}}'""",
+        "vllm serve org/m --kv-transfer-config.password S3CR3T",
+        "vllm serve org/m --my-unknown-auth=S3CR3T",
+        "docker run --label token=S3CR3T vllm/vllm-openai:v0.32.0 org/m",
+        "docker run --log-opt=splunk-token=S3CR3T vllm/vllm-openai:v0.32.0 org/m",
+        'docker run -e \'CFG={"api_key": "S3CR3T"}\' vllm/vllm-openai:v0.32.0 org/m',
+        "MYTOKEN=S3CR3T MODEL_AUTH=S3CR3T API_KEYS=S3CR3T vllm serve org/m",
+        "HEADERS='Authorization: Bearer S3CR3T' vllm serve org/m",
+        "wrapper the-token=S3CR3T vllm serve org/m",
+    ],
+)
+def test_secrets_are_known_by_their_name_wherever_they_stand(text: str) -> None:
+    written, found = campaign_from(text)
+    assert "S3CR3T" not in written + str(found.left_out) + str(found.open) + str(found.comments)
+
+
+def test_what_only_sounds_like_a_secret_is_written() -> None:
+    text = (
+        "llama-server -m /m.gguf --override-kv tokenizer.ggml.add_bos_token=bool:false --cors-credentials"
+        " --chat-template-kwargs '{\"max_tokens\": 4}'"
+    )
+    _, found = campaign_from(text)
+    assert set(found.server["flags"]) == {"override-kv", "cors-credentials", "chat-template-kwargs"}
+
+
+@pytest.mark.parametrize(
     "text", ["", "ls -l", "python train.py --tp 8", "vllm bench serve", "echo 'vllm", "docker run", "|||"]
 )
 def test_what_launches_nothing_is_refused(text: str) -> None:
