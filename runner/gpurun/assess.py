@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurun import compare, started, stats
 from gpurun.compare import Case, failed, group, measured, values
-from gpurun.samples import Sample
+from gpurun.samples import AGAIN, BASELINE, Sample
 
 # What of a load's specification belongs to the place where it runs, not to what is measured.
 _DIFFERENT = "different: "
@@ -158,7 +158,7 @@ def _notes(report: Assessment, loads: Mapping[str, Mapping[str, Any]]) -> Iterat
         varies = f"the baseline varies by {_percent(max(noisy.values()))} from round to round at {', '.join(noisy)}"
         yield f"{varies}: longer samples or more rounds narrow the intervals"
     for effect in report.effects:
-        if effect.case.variant == compare.AGAIN and effect.primary and effect.interval:
+        if effect.case.variant == AGAIN and effect.primary and effect.interval:
             low, high = (f"{100 * bound:+.1f}" for bound in effect.interval)
             yield f"noise floor at {effect.case.label}: the baseline against itself differs by {low} to {high} %"
     for variant, mine in variants.items():
@@ -184,7 +184,7 @@ def _outliers(report: Assessment, cases: Sequence[Case]) -> Iterator[tuple[float
 def _noisy(report: Assessment, points: set[tuple[str, str]]) -> Iterator[tuple[str, float]]:
     """The points where the baseline varies by more than half the threshold, and by how much."""
     for case in report.cases:
-        if case.variant == compare.BASELINE and case.point in points:
+        if case.variant == BASELINE and case.point in points:
             spreads = [stats.spread(list(numbers.values())) for numbers in _by_host(report, case).values()]
             known = [spread for spread in spreads if spread is not None]
             if known and statistics.fmean(known) > report.rules.metrics[report.rules.primary].threshold / 2:

@@ -20,7 +20,8 @@ from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.resolve import AGAIN, BASELINE, check_nulls, check_script, check_server, check_texts, fingerprint, resolve
+from gpurun.resolve import check_nulls, check_script, check_server, check_texts, fingerprint, resolve
+from gpurun.samples import AGAIN, BASELINE
 from gpurun.tools import misfits
 from gpurun.tree import Node, digest
 

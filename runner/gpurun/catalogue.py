@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
-_FOLDER = Path(__file__).resolve().parent / "data" / "catalogues"
+from gpurun.data import FOLDER, table
+
+_FOLDER = FOLDER / "catalogues"
 
 
 class Option(BaseModel):
@@ -105,8 +105,8 @@ def shipped(engine: str, version: str) -> Catalogue:
 @cache
 def renames(engine: str) -> dict[str, Rename]:
     """Options that some version of the engine had and a later one has not -> what became of them."""
-    table = yaml.safe_load((_FOLDER / "renames.yml").read_text(encoding="utf-8")) or {}
-    return {old: Rename.model_validate(about or {}) for old, about in (table.get(engine) or {}).items()}
+    known = table("catalogues/renames").get(engine) or {}
+    return {old: Rename.model_validate(about or {}) for old, about in known.items()}
 
 
 def elsewhere(name: str, engine: str, but: str | None) -> Iterable[str]:

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from gpurun import stats
-from gpurun.samples import Sample
+from gpurun.samples import BASELINE, Sample
 
-BASELINE = "baseline"
-AGAIN = "baseline-again"  # the same once more, where `compare.noise_floor` asks for it
 Verdict = Literal["better", "worse", "no difference found", "cannot tell", "not comparable", "failed"]
 Numbers = Mapping[tuple[str, int], float]  # by host and round: what makes two samples a pair
 _Item = TypeVar("_Item")

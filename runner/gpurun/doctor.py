@@ -6,12 +6,9 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from gpurun.data import table
 from gpurun.reachability import explain
 from gpurun.template import TemplateError, render
 
@@ -100,8 +97,7 @@ def _apply(where: str, rule: Mapping[str, str], known: Mapping[str, Any]) -> Fin
     return Finding(where, rule["check"], state, render(rule["say"], known), fix)
 
 
-@cache
 def _rules() -> dict[str, list[dict[str, str]]]:
-    rules = yaml.safe_load((Path(__file__).parent / "data" / "doctor.yml").read_text(encoding="utf-8"))
+    rules = table("doctor")
     assert isinstance(rules, dict)
     return rules

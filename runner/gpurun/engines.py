@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from gpurun.data import names, table
 from gpurun.tree import map_texts
 
-_FOLDER = Path(__file__).resolve().parent / "data" / "engines"
 ListForm = Literal["after", "repeat", "comma"]
 """`--x a b`, `--x a --x b` or `--x a,b`."""
 
@@ -136,7 +134,7 @@ class Engine(Part):
 
 def engine_names() -> tuple[str, ...]:
     """The engines that have a data file, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml")))
+    return names("engines")
 
 
 @cache
@@ -144,7 +142,7 @@ def load_engine(name: str) -> Engine:
     """The engine of that name. KeyError where there is none (check `engine_names` first)."""
     if name not in engine_names():
         raise KeyError(name)
-    return Engine.model_validate(yaml.safe_load((_FOLDER / f"{name}.yml").read_text(encoding="utf-8")))
+    return Engine.model_validate(table(f"engines/{name}"))
 
 
 def canonical(rules: FlagRules, flag: str) -> str:

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 from gpurun import result, wording
 from gpurun.assess import Assessment
-from gpurun.compare import BASELINE, Effect, failed, measured
+from gpurun.compare import Effect, failed, measured
 from gpurun.manifest import Manifest
-from gpurun.samples import Sample
+from gpurun.samples import BASELINE, Sample
 
 _TEXT = ("run", "campaign", "variant", "benchmark", "case", "label", "host", "status", "started_at", "engine",
          "engine_version", "failure_class", "failure_phase", "failure_proof", "taints", "content")  # fmt: skip
@@ -125,7 +125,7 @@ def _outcome(
     elif expect and measured(samples):
         message = f"was expected to fail ({expect}) and was measured"
         ElementTree.SubElement(test, "failure", type="unexpected", message=message)
-    elif strict and effect is not None and effect.verdict == "worse":
+    elif strict and effect is not None and result.regressed([effect]):
         message = f"{effect.metric} is worse: {wording.changes([effect])[0]}"
         ElementTree.SubElement(test, "failure", type="regression", message=_xml(message))
     elif not measured(samples):

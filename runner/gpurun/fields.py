@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
+from gpurun.data import table
 from gpurun.engines import engine_names
 from gpurun.tools import tool_names
 
@@ -22,9 +21,7 @@ METRICS = (
 )
 """What a campaign can judge by: the names that `parsers` gives."""
 
-MESSAGES: dict[str, dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).resolve().parent / "data" / "messages.yml").read_text(encoding="utf-8")
-)
+MESSAGES: dict[str, dict[str, Any]] = table("messages")
 _DURATION = r"^(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?$"
 _PERCENTAGE = r"^(\d+(?:\.\d+)?)\s*%$"
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
+from gpurun.data import table
 from gpurun.errors import ConfigError
 from gpurun.shell import ASSIGNMENT, commands
 
-_DATA = Path(__file__).resolve().parent / "data" / "from_command.yml"
-LAUNCHES: dict[str, Any] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
+LAUNCHES: dict[str, Any] = table("from_command")
 
 
 @dataclass

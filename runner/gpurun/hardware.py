@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from gpurun.data import table
 from gpurun.repositories import number
 
 
@@ -62,8 +59,7 @@ def bad_kernel(version: str | None, kernel: str) -> Mapping[str, Any] | None:
     return None
 
 
-@cache
 def knowledge() -> dict[str, Any]:
-    data = yaml.safe_load((Path(__file__).parent / "data" / "provisioning.yml").read_text(encoding="utf-8"))
+    data = table("provisioning")
     assert isinstance(data, dict)
     return data

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -43,7 +43,7 @@ class Launch:
         container = [self.server["container"]] if self.server["container"] else []
         return [*(self.server[key] for key in ("argv", "env", "engine", "secrets")), model, *container]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for cases that one server can serve."""
         return digest([self.content, *(self.server[key] for key in ("ready", "port", "cwd"))])[:8]

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpurun.complaints import Complaints, dotted, nearest
 from gpurun.config import Benchmark, Server, keys_at, split_path
-from gpurun.resolve import BASELINE, layers
+from gpurun.resolve import layers
+from gpurun.samples import BASELINE
 from gpurun.tree import KeyPath, Node, node_of
 
 

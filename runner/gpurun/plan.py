@@ -23,9 +23,8 @@ from gpurun.findings import Finding
 from gpurun.launch import BIND, BIND_FOR_OTHERS, Launch, home_of, launch, load_host
 from gpurun.loads import load_spec, plan_load, read_scripts, tool_needs
 from gpurun.preflight import check_forced, look
-from gpurun.resolve import AGAIN, BASELINE
 from gpurun.rules import parallel_sizes
-from gpurun.samples import Record, Sample
+from gpurun.samples import AGAIN, BASELINE, Record, Sample
 from gpurun.tools import load_tool
 from gpurun.tree import digest
 

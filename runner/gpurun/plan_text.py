@@ -15,7 +15,7 @@ from gpurun.config import Server
 from gpurun.findings import Finding
 from gpurun.load import PORT_TOKEN
 from gpurun.plan import ASSUMED_STREAM_TOK_PER_S, Plan, PlannedSample
-from gpurun.resolve import BASELINE
+from gpurun.samples import BASELINE
 from gpurun.tree import digest
 
 _TEMPLATE = Path(__file__).resolve().parent / "data" / "plan.txt.j2"

@@ -20,7 +20,7 @@ from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding, Subject
 from gpurun.fit import check as fit
 from gpurun.launch import Launch
-from gpurun.resolve import AGAIN, BASELINE
+from gpurun.samples import AGAIN, BASELINE
 
 Check = Callable[[Subject], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (rules.check, fit.check)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import yaml
+from gpurun.data import table
 
 _NAMED = re.compile(r'remote host "([^"]+)"')
 _NOISE = re.compile(
@@ -54,5 +53,5 @@ def told(troubles: Mapping[str, str]) -> tuple[str, str]:
 
 @cache
 def _table() -> list[tuple[re.Pattern[str], dict[str, str]]]:
-    entries = yaml.safe_load((Path(__file__).parent / "data" / "reachability.yml").read_text(encoding="utf-8"))
+    entries = table("reachability")
     return [(re.compile(entry["pattern"], re.DOTALL), entry) for entry in entries]

@@ -15,8 +15,6 @@ from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_templa
 from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
-BASELINE = "baseline"
-AGAIN = "baseline-again"  # the second baseline of `compare.noise_floor`, which is no variant of the file
 _PINNED = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
 _RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
 _TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gpurun.compare import AGAIN, Case, Effect
+from gpurun.compare import Case, Effect
 from gpurun.errors import ExitCode
-from gpurun.samples import Sample
+from gpurun.samples import AGAIN, Sample
 
 FailOn = Literal["failure", "regression", "never"]
 _OF_SAMPLE = {"variant", "benchmark", "case", "round", "host", "status", "metrics", "failure", "taints"}

@@ -5,20 +5,20 @@ Pure. Conditions and messages are templates of the campaign's own kind (template
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 from pydantic import Field
 
+from gpurun.data import table
 from gpurun.findings import Finding, Severity, Subject
 from gpurun.samples import FailureClass, Record
-from gpurun.template import render
+from gpurun.template import TemplateError, render
 
 
 class Rule(Record):
@@ -54,10 +54,11 @@ def check(subject: Subject) -> Iterator[Finding]:
         if subject.engine not in rule.engines or not _within(subject.version, rule.engines[subject.engine]):
             continue
         known = _known(subject) if known is None else known
-        if render(rule.when, known).strip() not in ("", "0", "False", "None", "[]"):
-            told = {key: " ".join(render(getattr(rule, key), known).split()) for key in ("message", "advice")}
-            own = {"rule": rule.name, "severity": rule.severity, "class": rule.klass, "source": rule.source}
-            yield Finding.model_validate({**own, **told, "flags": rule.flags})
+        with contextlib.suppress(TemplateError):  # a flag's value is of no kind that the rule knows: it does not hold
+            if render(rule.when, known).strip() not in ("", "0", "False", "None", "[]"):
+                told = {key: " ".join(render(getattr(rule, key), known).split()) for key in ("message", "advice")}
+                own = {"rule": rule.name, "severity": rule.severity, "class": rule.klass, "source": rule.source}
+                yield Finding.model_validate({**own, **told, "flags": rule.flags})
 
 
 def visible_gpus(facts: Mapping[str, Any], env: Mapping[str, str]) -> list[Mapping[str, Any]]:
@@ -87,8 +88,8 @@ def _known(subject: Subject) -> dict[str, Any]:
     """The names that data/rules.yml explains, for one server."""
     gpus = visible_gpus(subject.facts, subject.env)
     oldest = min(gpus, key=_sm, default=Unknown())
-    model = Unknown(subject.model.get("config") or {})
-    model = Unknown({**model, **(model["text_config"] or {})})
+    model = Unknown(_mapping(subject.model.get("config")))
+    model = Unknown({**model, **_mapping(model["text_config"])})
     sizes = parallel_sizes(subject.engine, subject.flags)
     cuda = next(
         (
@@ -99,7 +100,7 @@ def _known(subject: Subject) -> dict[str, Any]:
         None,
     )
     driver = re.match(r"\d+", str((subject.facts.get("driver") or {}).get("version") or ""))
-    block = ((model["quantization_config"] or {}).get("weight_block_size") or [None])[0]
+    block = _mapping(model["quantization_config"]).get("weight_block_size")
     return {
         "engine": subject.engine,
         "version": subject.version,
@@ -113,12 +114,17 @@ def _known(subject: Subject) -> dict[str, Any]:
         "model": model,
         "experts": model["n_routed_experts"] or model["num_experts"] or model["num_local_experts"],
         "moe_size": model["moe_intermediate_size"],
-        "block": block,
+        "block": block[0] if isinstance(block, list) and block else None,
         "driver": driver and int(driver[0]),
         "cuda": cuda,
         "driver_min": _data()["drivers"].get(cuda),
         **sizes,
     }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A part of a config.json, which may be anything."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _sm(gpu: Mapping[str, Any]) -> int:
@@ -136,7 +142,7 @@ def _all_linked(gpus: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
 
 
 def _number(value: Any) -> int:
-    return int(value) if str(value).isdigit() else 0
+    return int(value) if str(value).isdecimal() else 0
 
 
 def _within(version: str | None, wanted: str) -> bool:
@@ -148,9 +154,8 @@ def _within(version: str | None, wanted: str) -> bool:
         return True
 
 
-@cache
 def _data() -> dict[str, Any]:
-    data = yaml.safe_load((Path(__file__).parent / "data" / "rules.yml").read_text(encoding="utf-8"))
+    data = table("rules")
     assert isinstance(data, dict)
     return data
 

@@ -7,6 +7,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SAMPLE_SCHEMA: Final = "gpurun.sample/1"
+BASELINE: Final = "baseline"
+AGAIN: Final = "baseline-again"  # the second baseline of `compare.noise_floor`, which is no variant of the file
 
 FailureClass = Literal[
     "bad_flag",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 
-from gpurun.signatures import table
+from gpurun.data import table
 
 _LEVEL = re.compile(
     r"\b(?:(?P<low>DEBUG|INFO|WARN|WARNING)|ERROR|CRITICAL)\b|\[?\b(?P<letter>[IWVEF])(?:\]|\d{3,4}\s)|\s(?P<end>[IWDNE])\s*$"

@@ -8,15 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from gpurun.data import table
 from gpurun.samples import FailureClass, Phase, Record
 
-_DATA = Path(__file__).resolve().parent / "data"
 # Engine files come before the common one: of two signatures that match at the same place the first listed is chosen.
 _FILES = ("sglang", "vllm", "llamacpp", "trtllm", "kernel", "common")
 _SHORTEST_NEEDLE = 5
@@ -103,12 +101,6 @@ def needle(pattern: str) -> str:
 
 def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(" ?", r"\s?").replace(" ", r"\s+"), re.MULTILINE)
-
-
-def table(name: str) -> Any:
-    """A file of the package's data, by its name without `.yml`."""
-    text = (_DATA / f"{name}.yml").read_text(encoding="utf-8")
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 
 
 @cache

@@ -8,12 +8,11 @@ from typing import Any
 
 from gpurun import effective
 from gpurun.engines import Engine, engine_names, load_engine
-from gpurun.fit.budgets import fit
+from gpurun.fit.budgets import predict
 from gpurun.fit.check import question_of
 from gpurun.fit.verdict import CLOSE, compared, reported
-from gpurun.resolve import BASELINE
 from gpurun.rules import visible_gpus
-from gpurun.samples import Sample
+from gpurun.samples import BASELINE, Sample
 
 MODEL, METRICS, SETTINGS = "model.json", "settings.prom", "settings.json"  # of these, only the last is kept
 _WORDS = {"kv_tokens": "tokens of KV cache", "weights_gib": "GiB of weights", "rest_gib": "GiB for the KV cache"}
@@ -66,10 +65,11 @@ def _prediction(
         known,
         memory / 2**30 if memory else None,
     )
-    if question is None:
+    found = predict(question) if question is not None else None
+    if question is None or found is None:
         return None
-    found = fit(question).model_dump(exclude_none=True)
-    return {"predicted": found, "compared": compared(found, reported(question.engine, log))}
+    told = found.model_dump(exclude_none=True)
+    return {"predicted": told, "compared": compared(told, reported(question.engine, log))}
 
 
 def memory_lines(samples: Sequence[Sample]) -> Iterator[str]:

@@ -25,9 +25,8 @@ from gpurun.outcome import outcome, own_files
 from gpurun.plan import Plan, build
 from gpurun.plan import load_hosts as planned_load_hosts
 from gpurun.report import write as write_report
-from gpurun.resolve import BASELINE
 from gpurun.result import FailOn
-from gpurun.samples import Failure, FailureClass, Phase, Sample, Timing
+from gpurun.samples import BASELINE, Failure, FailureClass, Phase, Sample, Timing
 from gpurun.store import RunStore, iso, new_run_id
 from gpurun.tree import map_texts
 

@@ -9,20 +9,16 @@ import csv
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
+from gpurun.data import table
 
 Row = Mapping[str, str]
-_FILE = Path(__file__).resolve().parent / "data" / "telemetry.yml"
 _PAGE_MIB = 4 / 1024
 
 
-@cache
 def _rules() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = table("telemetry")
     return loaded
 
 

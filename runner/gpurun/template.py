@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gpurun.data import table
 from gpurun.tree import map_texts
 
 Facts = Mapping[str, "Sequence[str] | None"]
-_DATA = yaml.safe_load((Path(__file__).resolve().parent / "data" / "facts.yml").read_text(encoding="utf-8"))
+_DATA = table("facts")
 FACTS: Facts = _DATA["campaign"]
 """What a campaign's templates may use -> its attributes, where those are fixed."""
 ENGINE_FACTS: Facts = {**FACTS, **_DATA["engine"]}

@@ -12,15 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
 from pydantic import Field
 
+from gpurun.data import names, table
 from gpurun.engines import Engine, Install, Part, canonical
 
 if TYPE_CHECKING:
     from gpurun.config import Benchmark, Server
 
-_FOLDER = Path(__file__).resolve().parent / "data" / "tools"
 SCRIPT_BYTES = 256 * 1024
 Wrong = tuple[tuple[str, ...], str, str | None]
 """The place inside a benchmark, what is wrong there, and the next step."""
@@ -58,7 +57,7 @@ class Tool(Part):
 
 def tool_names() -> tuple[str, ...]:
     """The tools that have a data file, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml")))
+    return names("tools")
 
 
 @cache
@@ -66,7 +65,7 @@ def load_tool(name: str) -> Tool:
     """The tool of that name. KeyError where there is none (check `tool_names` first)."""
     if name not in tool_names():
         raise KeyError(name)
-    return Tool.model_validate(yaml.safe_load((_FOLDER / f"{name}.yml").read_text(encoding="utf-8")))
+    return Tool.model_validate(table(f"tools/{name}"))
 
 
 def misfits(load: Benchmark, server: Server, engine: Engine) -> Iterator[Wrong]:

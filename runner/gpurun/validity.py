@@ -10,15 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from gpurun.data import table
 from gpurun.parsers import ParsedLoad
 
-_SANITY = Path(__file__).resolve().parent / "data" / "sanity.yml"
 _TOKENS_OFF = 0.02  # share by which token counts may differ
 _SLACK_TOKENS = 64  # of requests that tools make to see whether the server is there
 _TEMPLATE_TOKENS = 64  # that a chat template may add: the same in every prompt, and rightly cached
@@ -151,9 +147,8 @@ def accept_length(gained: Mapping[str, float]) -> dict[str, float]:
     return {"accept_length": 1 + gained.get("accepted_tokens", 0.0) / drafts} if drafts > 0 else {}
 
 
-@cache
 def _questions() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(_SANITY.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = table("sanity")
     return loaded
 
 

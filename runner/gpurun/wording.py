@@ -9,8 +9,8 @@ from typing import Final
 
 from gpurun import stats
 from gpurun.assess import Assessment
-from gpurun.compare import BASELINE, Case, Effect, Rule, failed, group, measured
-from gpurun.samples import Failure, Sample
+from gpurun.compare import Case, Effect, Rule, failed, group, measured
+from gpurun.samples import AGAIN, BASELINE, Failure, Sample
 from gpurun.text import MISSING, metric_name, percent, plural
 
 # A symbol and a word: colour only repeats them.
@@ -104,7 +104,7 @@ def answers(report: Assessment) -> Iterator[tuple[str, str]]:
     """What came out, in one sentence, and the labels of the points at which it did."""
     told = []
     for cases in group(report.cases, lambda case: case.point).values():
-        ids = {case.id for case in cases}
+        ids = {case.id for case in cases if case.variant != AGAIN}
         told.append((cases[0].label, _answer(report, [e for e in report.effects if e.primary and e.case.id in ids])))
     for sentence, alike in group(told, lambda one: one[1]).items():
         yield ", ".join(label for label, _ in alike), sentence

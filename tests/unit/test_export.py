@@ -17,8 +17,9 @@ from gpurun import cli
 from gpurun.assess import assess
 from gpurun.export import FORMATS
 from gpurun.manifest import Controller, Manifest
-from gpurun.samples import Sample
+from gpurun.samples import AGAIN, Sample
 from gpurun.store import RunStore
+from gpurun.wording import answers
 
 MANIFEST = Manifest(
     run="20261130-1204-a1f3", campaign="q", started_at="2026-11-30T12:04:31Z", controller=Controller(host="h", pid=1)
@@ -54,6 +55,15 @@ def test_parquet_is_the_same_table_with_types(tmp_path: Path) -> None:
 
 def having(kind: dict[str, ElementTree.Element], tag: str) -> set[str]:
     return {name for name, test in kind.items() if test.find(tag) is not None}
+
+
+def test_the_baseline_measured_again_is_no_regression() -> None:
+    numbers: dict[str, list[float | None]] = {"baseline": [81.9, 82.4, 81.2, 82.0, 81.7]}
+    numbers |= {name: [52.1, 52.6, 51.9, 52.3, 52.4] for name in (AGAIN, "one-thread")}
+    report = assess(stored.plan(numbers), stored.samples(numbers))
+    tests = ElementTree.fromstring(FORMATS["junit"](MANIFEST, report, True)).iter("testcase")
+    assert having({str(test.get("name")): test for test in tests}, "failure") == {"one-thread"}
+    assert list(answers(report)) == [("chat@4", "No variant is better than the baseline; worse: one-thread.")]
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -366,7 +366,7 @@ CARDS = [{"name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}] * 2
 def subject(flags: str, model: dict[str, Any], **more: Any) -> Subject:
     argv = ["python", "-m", "sglang.launch_server", "--model-path", "/m", *flags.split()]
     facts = {"gpus": CARDS, "host": {"memory_bytes": 2**36}}
-    return Subject("sglang", more.pop("version", "0.5.9"), {}, {}, argv, model, facts, **more)
+    return Subject(more.pop("engine", "sglang"), more.pop("version", "0.5.9"), {}, {}, argv, model, facts, **more)
 
 
 def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
@@ -384,6 +384,31 @@ def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
     [warned] = check(subject("--tp 2 --mem-fraction-static 0.09", near))
     assert warned.severity == "warn"  # an estimate is not sure enough to refuse so close a thing
     assert not list(check(subject("", {})))
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        *(("sglang", f"{flag} 0") for flag in ("--tp", "--pp", "--dp", "--page-size", "--max-running-requests")),
+        ("sglang", "--attn-dp-size -1"),
+        ("vllm", "--tensor-parallel-size 0"),
+        ("vllm", "--block-size 0"),
+        ("vllm", '--speculative-config {"num_speculative_tokens":"three"}'),
+        ("trtllm", "--pp_size 0"),
+        ("llamacpp", "--parallel 0"),
+    ],
+)
+def test_a_wrong_number_in_a_flag_is_no_mistake_of_gpuruns(tmp_path: Path, engine: str, flags: str) -> None:
+    known = gpurun_model_headers.describe(write(tmp_path / "m", {**LLAMA_8B, "quantization_config": "none"}))
+    found = list(check(subject(flags, known, engine=engine, version=None)))
+    assert bool(found) is ("speculative" not in flags)  # which alone leaves nothing to reckon with
+
+
+def test_a_negative_number_is_a_value_and_no_switch() -> None:
+    argv = ["--temp", "-0.5", "-np", "-1", "-c", "4096", "-ngl", "-1"]
+    found = read_flags(argv, load_engine("llamacpp").flags, knowledge("llamacpp")["flags"])
+    assert (found.words, found.problems, found.others) == ([], [], ["--temp"])
+    assert found.values == {"max_running": None, "context": 4096, "gpu_layers": "-1"}
 
 
 def test_what_was_measured_counts_for_the_same_division_only() -> None:

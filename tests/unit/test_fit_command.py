@@ -94,6 +94,8 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         ((*SEED, "--kv-cache-dtype", "fp9"), "gpurun knows no such type of a cache", None),
         ((*SEED, "--disable-cuda-graph=true"), "takes no value", "alone"),
         ((*SEED, "--pp", "2"), "`--tp 8 --pp 2` needs 16 GPUs, and `--gpu` names 8", "16x RTX PRO 6000"),
+        ((*SEED, "--page-size", "0"), "`--page-size 0`: a number above 0 is wanted", None),
+        ((*SEED, "--tp", "-8"), "`--tp -8`: a number above 0 is wanted", None),
         ((*SEED, "--context-length", "0"), "is no number above 0", None),
         ((*SEED, "--available-gib", "100", "--total-gib", "94"), "is more than `--total-gib`", None),
         ((*SEED, "--available-gib", "-3"), "is no memory of a GPU", None),
@@ -113,6 +115,12 @@ def test_wrong_input_is_a_usage_error_that_helps(args: tuple[str, ...], message:
 def test_heads_that_cannot_be_divided(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="32 attention heads cannot be divided over 3 GPUs"):
         run(str(write(tmp_path, LLAMA_8B)), "--gpu", "4x H100", "--engine", "vllm", "--tp", "3")
+
+
+def test_a_value_that_is_no_number_is_a_usage_error(tmp_path: Path) -> None:
+    drafts = '{"method": "mtp", "num_speculative_tokens": "three"}'
+    with pytest.raises(ConfigError, match="no memory can be predicted"):
+        run(str(write(tmp_path, LLAMA_8B)), "--gpu", "H100", "--engine", "vllm", "--speculative-config", drafts)
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

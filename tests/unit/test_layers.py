@@ -8,6 +8,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import gpurun
+from gpurun import data
+from gpurun.engines import engine_names
 
 PACKAGE = Path(gpurun.__file__).parent
 MODULES = {
@@ -16,7 +18,7 @@ MODULES = {
     if "content" not in path.parts
 }
 PURE = (
-    *("errors", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
+    *("errors", "data", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "plan", "plan_text"),
     *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
     *("fit.check", "effective", "started"),
@@ -102,6 +104,13 @@ def test_imports_go_one_way() -> None:
 def test_one_place_for_each_outside_thing() -> None:
     assert importers_of("ansible_runner") <= {"playbooks"}
     assert all(name.split(".")[0] == "terminal" for name in importers_of("rich"))
+
+
+def test_data_files_are_loaded_in_one_place() -> None:
+    campaigns = {"load", "report.view", "plan_text", "from_command"}  # which read or write a campaign
+    assert importers_of("yaml") <= {"data", *campaigns}
+    assert data.table("facts") is data.table("facts")
+    assert data.names("engines") == engine_names()
 
 
 def test_only_the_command_line_ends_the_process() -> None:

@@ -22,7 +22,7 @@ from gpurun.commands.schema import command as schema_command
 from gpurun.commands.validate import command as validate_command
 from gpurun.compare import cases_of
 from gpurun.errors import ConfigError
-from gpurun.launch import model_on_host
+from gpurun.launch import launch, model_on_host
 from gpurun.load import load_text
 from gpurun.manifest import Controller, Manifest
 from gpurun.plan import Plan, build
@@ -299,6 +299,12 @@ def test_the_noise_floor_is_the_baseline_once_more() -> None:
     assert {case.variant for case in cases_from(data, ["odd"])} == {"baseline", "odd", "baseline-again"}
     data["variants"]["baseline-again"] = {"server": {"flags": {"threads": 3}}}
     assert messages(data) == ["`baseline-again` is the name of the second baseline of `compare.noise_floor`"]
+
+
+def test_the_key_of_a_launch_is_made_once() -> None:
+    [case, *_] = cases_from(CAMPAIGN)
+    one = launch(case, "alpha", FACTS["alpha"])
+    assert one.key is one.key and one.key == launch(case, "alpha", FACTS["alpha"]).key
 
 
 def test_another_driver_is_another_content() -> None:

@@ -177,6 +177,17 @@ def test_rules_about_the_environment_and_the_baseline() -> None:
     assert "gpu-count" in fired("vllm", {"tensor_parallel_size": 4}, RTX, {}, env={"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
+def test_values_of_another_kind_break_no_rule() -> None:
+    flags = {"moe_a2a_backend": True, "tp_size": 0, "attention_backend": 3, "page_size": "\N{SUPERSCRIPT TWO}"}
+    for model in (
+        MOE,
+        {"quantization_config": "none", "text_config": "none"},
+        {"quantization_config": {"weight_block_size": 128}},
+    ):
+        for engine in ("sglang", "vllm"):
+            fired(engine, flags, H100, model)
+
+
 def test_every_rule_has_an_example_here_and_says_what_to_do() -> None:
     above = {"custom-all-reduce-pcie", "custom-all-reduce-forced", "vllm-symm-mem-arch"}
     assert set(rules.names()) == {row[0] for row in ROWS} | above

@@ -152,6 +152,15 @@ def test_a_prediction_stands_beside_what_the_engine_reports(tmp_path: Path) -> N
     assert "look at it" in line
 
 
+def test_numbers_of_no_use_for_arithmetic_give_no_prediction() -> None:
+    item = planned("baseline", "")
+    facts = {
+        "gpus": [{"name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}],
+        "models": {item["server"]["model"]["name"]: {"available_gib": 0, "total_gib": 0}},
+    }
+    assert started.keep(item, facts, {})[0] is None
+
+
 def _sample(prediction: dict[str, Any]) -> dict[str, Any]:
     own = {
         "run": "r",

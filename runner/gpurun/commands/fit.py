@@ -12,7 +12,7 @@ from gpurun.commands import options
 from gpurun.complaints import nearest
 from gpurun.engines import engine_names, load_engine
 from gpurun.errors import ConfigError, Problem
-from gpurun.fit.budgets import fit, has_budget
+from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import read_gpus
 from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question
@@ -59,7 +59,9 @@ def command(
     alone. The engine's own flags stand among the options: --tp 8 --mem-fraction-static 0.55.
     """
     question = ask(words, gpu, engine, available_gib, total_gib)
-    found = fit(question)
+    found = predict(question)
+    if found is None:
+        raise ConfigError("the flags have a value that no memory can be predicted from", hint="look at their numbers")
     if as_json:
         click.echo(json.dumps({key: getattr(found, key) for key in KEYS}, indent=2))
     else:
@@ -115,12 +117,9 @@ def ask(
 def wrong(question: Question, settings: Settings) -> list[Problem]:
     """What no arithmetic helps: more GPUs than there are, heads that cannot be divided."""
     problems, split, cards = [], question.split, question.gpus
-    for setting in ("tp", "pp", "dp", "ep", "attn_dp", "context", "max_running", "page"):
-        value = settings.values.get(setting)
-        if value is not None and value < 1 and not (setting == "context" and question.engine == "llamacpp"):
-            problems.append(Problem(f"`{settings.given[setting]} {value}` is no number above 0"))
-    if problems:
-        return problems
+    context = settings.values.get("context")
+    if context is not None and context < 1 and question.engine != "llamacpp":
+        problems.append(Problem(f"`{settings.given['context']} {context}` is no number above 0"))
     if cards is not None and question.needs_gpus > cards.count:
         what = " ".join(
             f"{settings.given[each]} {settings.values[each]}" for each in ("tp", "pp", "dp") if each in settings.given

@@ -49,7 +49,7 @@ def command(
 
     from gpurun import paths, steps
     from gpurun.fields import Complaint, duration
-    from gpurun.resolve import BASELINE
+    from gpurun.samples import BASELINE
     from gpurun.serve import serve
     from gpurun.terminal import Terminal
 

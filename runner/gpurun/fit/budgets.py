@@ -24,3 +24,11 @@ def has_budget(engine: str) -> bool:
 def fit(question: Question) -> Fit:
     """The arithmetic of the question's engine. KeyError where it has none (check `has_budget` first)."""
     return _BUDGETS[question.engine](question).done()
+
+
+def predict(question: Question) -> Fit | None:
+    """The same; None where a value of a flag or of the model is of no use for arithmetic."""
+    try:
+        return fit(question)
+    except (ArithmeticError, ValueError, TypeError):
+        return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurun.engines import load_engine
 from gpurun.findings import Finding, Subject
-from gpurun.fit.budgets import fit, has_budget
+from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
 from gpurun.fit.flags import read_flags
 from gpurun.fit.question import Fit, Question
@@ -66,7 +66,9 @@ def check(subject: Subject) -> Iterator[Finding]:
         base = question_of(subject.engine, subject.version, subject.baseline.argv, gpus, {})
         if base is not None and base.split != question.split:  # measured with another division of the weights
             question = replace(question, available_gib=None)
-    found = fit(question)
+    found = predict(question)
+    if found is None:
+        return
     own = override(question, found)
     told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
     if found.fits is False:

@@ -13,7 +13,9 @@ from gpurun.engines import FlagRules, canonical
 from gpurun.errors import Problem
 from gpurun.fit.sizes import knowledge
 
+_FLAG = re.compile(r"--?[A-Za-z]")  # what begins with a minus and a digit is a value
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_ABOVE_0 = ("tp", "pp", "dp", "ep", "attn_dp", "page", "max_running")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's: 16k, 16K
 
 
@@ -37,14 +39,14 @@ def read_flags(argv: Sequence[str], rules: FlagRules, known: Mapping[str, Sequen
     while index < len(argv):
         word = argv[index]
         index += 1
-        if not re.match(r"--?[A-Za-z]", word):
+        if not _FLAG.match(word):
             found.words.append(word)
             continue
         written, equals, value = word.partition("=")
         name = canonical(rules, written.lstrip("-"))
         if name not in known:
             found.others.append(written)
-            while not equals and index < len(argv) and not argv[index].startswith("-"):
+            while not equals and index < len(argv) and not _FLAG.match(argv[index]):
                 index += 1
             continue
         setting, kind = known[name]
@@ -59,7 +61,10 @@ def read_flags(argv: Sequence[str], rules: FlagRules, known: Mapping[str, Sequen
                 continue
             value, index = argv[index], index + 1
         try:
-            found.values[setting] = _typed(value, kind)
+            typed = _typed(value, kind)
+            if setting in _ABOVE_0 and typed is not None and typed < 1:
+                raise ValueError("a number above 0 is wanted")
+            found.values[setting] = typed
             found.given[setting] = written
         except ValueError as error:
             allowed = tuple(knowledge("models")["dtypes"]) if kind == "dtype" else ()

@@ -9,21 +9,18 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-import yaml
+from gpurun.data import table
 
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "fit"
 GIB = 2**30
 _SCALE_BLOCK = 128  # values per 4-byte scale of an fp8 latent or index (SGLang memory_pool.py, vLLM fp8_ds_mla)
 
 
-@cache
 def knowledge(name: str) -> Any:
     """The data file of that name."""
-    return yaml.safe_load((FOLDER / f"{name}.yml").read_text(encoding="utf-8"))
+    return table(f"fit/{name}")
 
 
 @dataclass(frozen=True)
@@ -179,8 +176,10 @@ class Sizes:
 def cache_bytes(dtype: str, sizes: Sizes | None = None) -> float:
     """Bytes of an element of the cache. KeyError where gpurun does not know the type."""
     if dtype == "auto" and sizes is not None:
-        quantization = sizes.whole.get("quantization_config") or {}
-        if quantization.get("kv_cache_scheme") or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8":
+        quantization = sizes.whole.get("quantization_config")
+        if isinstance(quantization, Mapping) and (
+            quantization.get("kv_cache_scheme") or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8"
+        ):
             dtype = "fp8"
     return float(knowledge("models")["dtypes"][dtype])
 

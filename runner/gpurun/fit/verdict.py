@@ -12,7 +12,6 @@ from gpurun.fit.budgets import fit
 from gpurun.fit.question import Fit, Question, changed
 from gpurun.fit.sizes import knowledge
 
-TITLES = {"sglang": "SGLang", "vllm": "vLLM", "llamacpp": "llama.cpp", "trtllm": "TensorRT-LLM"}
 _MOST_FRACTION = 0.95  # above it there is no room for what comes while serving
 _MOST_GPUS = 64
 CLOSE = 0.10  # a larger gap between predicted and reported tokens is worth a look

@@ -9,22 +9,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpurun import started, stats, wording
 from gpurun.assess import Assessment, assess
-from gpurun.compare import BASELINE, Case, Effect, group, measured, values
+from gpurun.compare import Case, Effect, group, measured, values
+from gpurun.data import table
 from gpurun.effective import Difference
 from gpurun.manifest import Manifest
 from gpurun.report.files import Series, latencies, telemetry
+from gpurun.samples import BASELINE
 from gpurun.store import RunStore
 from gpurun.text import duration, metric_name, metric_value, number, percent, plural
 
-_FAILURES = Path(__file__).resolve().parents[1] / "data" / "failures.yml"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _QUANTILES = ("p50", "p90", "p99")
 LATENCIES = ("ttft", "tpot", "e2e")
@@ -323,10 +322,9 @@ def look(store: RunStore, report: Assessment | None = None) -> RunView:
     return RunView(manifest, plan, text, told, report, resolved, latencies(store, report), telemetry(store, report))
 
 
-@cache
 def failure_classes() -> dict[str, dict[str, str]]:
     """Each failure class: what it looks like, why it happens, what to do."""
-    classes: dict[str, dict[str, str]] = yaml.safe_load(_FAILURES.read_text(encoding="utf-8"))
+    classes: dict[str, dict[str, str]] = table("failures")
     return classes
 
 
