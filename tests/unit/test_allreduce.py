@@ -15,7 +15,7 @@ import pytest
 
 from gpurun import smoke, steps
 from gpurun.cases import check
-from gpurun.commands.plan import read_facts
+from gpurun.facts_file import read_facts
 from gpurun.load import load_text
 from gpurun.manifest import Controller
 from gpurun.plan import build

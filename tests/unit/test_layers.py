@@ -41,6 +41,7 @@ EDGE = (
     "manifest",
     "hub",
     "report",
+    "facts_file",
 )
 OUTSIDE = ("subprocess", "click", "rich", "ansible_runner", "ansible", "socket", "threading", "signal")
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from gpurun import rules, steps
 from gpurun.cases import check
 from gpurun.commands.plan import command as plan_command
-from gpurun.commands.plan import read_facts
 from gpurun.commands.validate import command as validate_command
 from gpurun.errors import ConfigError
+from gpurun.facts_file import read_facts
 from gpurun.findings import Subject
 from gpurun.load import load_text
 from gpurun.manifest import Controller

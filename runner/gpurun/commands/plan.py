@@ -14,6 +14,7 @@ import click
 from gpurun.cases import read_campaign
 from gpurun.commands import options
 from gpurun.errors import ConfigError, ExitCode
+from gpurun.facts_file import read_facts
 from gpurun.paths import find_campaign
 from gpurun.plan import build
 from gpurun.plan_text import render_plan
@@ -33,21 +34,6 @@ def local_facts() -> dict[str, Any]:
         },
         "gpus": [],
     }
-
-
-def read_facts(path: str) -> dict[str, dict[str, Any]]:
-    """Facts by host name from a JSON file, such as a run's manifest has under `hosts`."""
-    try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read facts from `{path}`: {error}") from None
-    if isinstance(facts, dict) and isinstance(facts.get("hosts"), dict):
-        facts = facts["hosts"]
-    hosts: dict[str, Any] = facts if isinstance(facts, dict) else {"": None}
-    if not all(isinstance(known, dict) and isinstance(known.get("host"), dict) for known in hosts.values()):
-        hint = "it is a mapping of host names to what the facts module found, or a run's manifest.json"
-        raise ConfigError(f"`{path}` holds no facts of hosts", hint=hint)
-    return hosts
 
 
 @click.command("plan")
