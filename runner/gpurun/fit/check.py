@@ -14,7 +14,7 @@ from gpurun.engines import load_engine
 from gpurun.findings import Finding, Subject
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
-from gpurun.fit.flags import read_flags
+from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
 from gpurun.fit.verdict import override, sentence, shortfall, smallest_change
@@ -34,12 +34,11 @@ def question_of(
     model: Mapping[str, Any],
     host_gib: float | None = None,
 ) -> Question | None:
-    """What is to be asked about a server; None where nothing is known about its engine's memory."""
+    """What is to be asked about a server; None where nothing is known about its engine's memory, or a flag is wrong."""
     if not has_budget(engine):
         return None
-    settings = read_flags(argv, load_engine(engine).flags, knowledge(engine)["flags"])
-    cards = gpus_of(gpus)
-    if cards is None and engine != "llamacpp":
+    settings, cards = _settings(engine, argv), gpus_of(gpus)
+    if settings.problems or (cards is None and engine != "llamacpp"):
         return None
     return Question(
         engine,
@@ -61,6 +60,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         subject.engine, subject.version, subject.argv, gpus, subject.model, memory / 2**30 if memory else None
     )
     if question is None:
+        problems = _settings(subject.engine, subject.argv).problems if has_budget(subject.engine) else []
+        yield from (_unknown(problem.message) for problem in problems[:1])
         return
     if subject.baseline is not None and question.available_gib is not None:
         base = question_of(subject.engine, subject.version, subject.baseline.argv, gpus, {})
@@ -68,6 +69,7 @@ def check(subject: Subject) -> Iterator[Finding]:
             question = replace(question, available_gib=None)
     found = predict(question)
     if found is None:
+        yield _unknown("a flag has a value that it cannot be worked out from")
         return
     own = override(question, found)
     told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
@@ -102,6 +104,14 @@ def _basis(question: Question, found: Fit) -> str:
     ]
     parts += [f"{found.weights_gib:.1f} GiB of weights"] if found.weights_gib is not None else []
     return ", ".join([*parts, *found.notes])
+
+
+def _unknown(why: str) -> Finding:
+    return _finding("fit", "note", f"what fits is not predicted: {why}", "correct it, unless it is meant")
+
+
+def _settings(engine: str, argv: Sequence[str]) -> Settings:
+    return read_flags(argv, load_engine(engine).flags, knowledge(engine)["flags"])
 
 
 def _finding(rule: str, severity: str, message: str, advice: str, **more: Any) -> Finding:
