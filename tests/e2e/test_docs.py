@@ -79,7 +79,8 @@ class Reader:
             return
         (self.here / "server.log").write_text("error: invalid argument: --no-such-flag\n")
         words = shlex.split(command)
-        if words[0] == "gpurun" and words[1] not in ("bench", "doctor", "stop"):  # these take over the whole process
+        own = ("bench", "doctor", "stop", "--open")  # what takes over the whole process, or leaves one behind
+        if words[0] == "gpurun" and not any(word in own for word in words):
             with contextlib.chdir(self.here):
                 done = self.runner.invoke(cli.gpurun, words[1:], env=self.env, standalone_mode=False)
             code, said = (done.return_value or 0) if done.exception is None else 1, f"{done.output}\n{done.exc_info}"
