@@ -27,6 +27,7 @@ class Subject:
     model: Mapping[str, Any]
     facts: Mapping[str, Any]
     baseline: Subject | None = field(default=None, repr=False)
+    flags_from: int = 0  # where in `argv` the flags begin
     length: int | None = None  # tokens of the longest request that it is to serve, prompt and answer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpurun import rules
+from gpurun import rules, shipped_flags
 from gpurun.cases import Case
 from gpurun.changes import differences, untold
 from gpurun.complaints import nearest
@@ -23,7 +23,7 @@ from gpurun.launch import Launch
 from gpurun.samples import AGAIN, BASELINE
 
 Check = Callable[[Subject], Iterable[Finding]]
-CHECKS: tuple[Check, ...] = (rules.check, fit.check)
+CHECKS: tuple[Check, ...] = (rules.check, fit.check, shipped_flags.check)
 Refusals = dict[tuple[str, str], dict[str, Any]]
 """By host and case: what a planned sample says about why it is not tried."""
 
@@ -67,7 +67,12 @@ def look(
                 lengths = [each.prompt_tokens + each.output_tokens for each in same if each.prompt_tokens]
                 subject = replace(subject, length=max(lengths, default=None))
                 seen[case.variant, own.key] = [
-                    each.model_copy(update={"forced": each.rule in forced, "where": _where(campaign, case, each.flags)})
+                    each.model_copy(
+                        update={
+                            "forced": each.severity == "refuse" and each.rule in forced,
+                            "where": _where(campaign, case, each.flags),
+                        }
+                    )
                     for check in CHECKS
                     for each in check(subject)
                 ]
@@ -125,6 +130,7 @@ def _subject(case: Case, launch: Launch, facts: Mapping[str, Any], baseline: Sub
         argv=server["argv"],
         model={**server["model"], **_known_model(server["model"], facts)},
         facts=facts,
+        flags_from=server["flags_from"],
         baseline=baseline,
     )
 

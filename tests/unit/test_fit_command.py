@@ -90,7 +90,20 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         ((*SEED, "--mem-fraction-static", "55%"), "`--mem-fraction-static 55%`: a number is wanted", None),
         ((*SEED, "--mem-fraction-static", "55"), "a fraction between 0 and 1", None),
         ((*SEED, "--mem-fraction-static"), "`--mem-fraction-static` needs a value", None),
-        ((*SEED, "--mem-frac", "0.5"), "`--mem-frac` is no flag that counts here", "written out in full"),
+        (
+            (*SEED, "--mem-frac", "0.5"),
+            "SGLang 0.5.9 has no `--mem-frac`: a flag is spelled out",
+            "--mem-fraction-static",
+        ),
+        ((*SEED, "--gpu-memory-utilization", "0.5"), "SGLang 0.5.9 has no flag `--gpu-memory-utilization`", None),
+        (
+            ("none", "--gpu", "H100", "--engine", "vllm", "--mem-fraction-static", "0.5"),
+            "vLLM 0.33.0 has no flag",
+            None,
+        ),
+        (("none", "--gpu", "H100", "--engine", "sglang", "--cuda-graph-max-bs", "8"), "it was removed", None),
+        (("none", "--gpu", "H100", "--engine", "sglang==latest"), "names no version of sglang", "sglang==0.5.23"),
+        (("", "--gpu", "H100", "--engine", "sglang"), "one MODEL is wanted", None),
         ((*SEED, "--kv-cache-dtype", "fp9"), "gpurun knows no such type of a cache", None),
         ((*SEED, "--disable-cuda-graph=true"), "takes no value", "alone"),
         ((*SEED, "--pp", "2"), "`--tp 8 --pp 2` needs 16 GPUs, and `--gpu` names 8", "16x RTX PRO 6000"),
@@ -110,6 +123,29 @@ def test_wrong_input_is_a_usage_error_that_helps(args: tuple[str, ...], message:
     said = error.value.render()
     assert message in said
     assert hint is None or hint in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("llamacpp", "--batch-size 512 -n 10 -fitc 4096 --kv-offload"),
+        ("llamacpp==b10434", "-fitt 512 --batch-size 512 -n 10"),
+        ("vllm", "--no-enforce-eager --no-enable-expert-parallel --data-parallel-size-local 1"),
+        ("sglang", "--dcp-size 1 --attn-cp-size 1 --cuda-graph-bs-decode 1 2 4"),
+        ("sglang==0.5.9", "--cuda-graph-bs 1 2 4"),
+        ("vllm==0.11.0", "--block-size 16"),
+    ],
+)
+def test_flags_that_the_engine_has_are_taken(engine: str, flags: str) -> None:
+    run("none", "--gpu", "H100", "--engine", engine, *flags.split())
+
+
+@pytest.mark.parametrize("words", ["--trust-remote-code MODEL", "--model-path MODEL", "--model MODEL --log-level info"])
+def test_the_model_is_found_however_it_is_said(tmp_path: Path, words: str) -> None:
+    model = str(write(tmp_path, LLAMA_8B))
+    found = document(*words.replace("MODEL", model).split(), *CARD)
+    assert found == document(model, *CARD)
+    assert found["weights_gib"] and found == document(model, "--gpu", "H100", "--engine", "sglang==v0.5.9")
 
 
 def test_heads_that_cannot_be_divided(tmp_path: Path) -> None:

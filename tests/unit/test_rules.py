@@ -226,6 +226,22 @@ def test_every_campaign_that_is_shipped_is_right_and_refuses_only_what_it_expect
     assert [finding.rule for finding in plan.findings if finding.rule in ("also-changes", "several-changes")] == []
 
 
+def test_a_plan_warns_of_flags_that_the_version_has_not() -> None:
+    text = SEED.read_text().replace("variants:\n", "variants:\n  odd:\n    server: {flags: {mem-fraction: 0.8}}\n", 1)
+    campaign, cases = check(load_text(text, "seed.yml"))
+    plan = build(campaign, cases, read_facts(str(SEED_FACTS)), "run")
+    [found] = [finding for finding in plan.findings if finding.rule == "flags"]
+    assert found.severity == "warn" and found.variants == ("odd",)
+    assert "has no `--mem-fraction`" in found.message and "by the shipped options of SGLang" in found.message
+    assert "--mem-fraction-static" in found.advice
+
+
+def test_only_what_would_refuse_is_forced() -> None:
+    found = [finding for finding in seed_plan(forced=["fit"]).findings if finding.rule == "fit"]
+    assert {finding.severity for finding in found if finding.forced} == {"refuse"}
+    assert not [finding for finding in found if finding.severity != "refuse" and finding.forced]
+
+
 DEAD = {  # what the campaign's own author found out by running it
     "flashinfer-fusion": "flashinfer-fusion-arch",
     "torch-symmetric-memory": "torch-symm-mem-arch",

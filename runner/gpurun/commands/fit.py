@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
+from gpurun.catalogue import nearest_version, renames, shipped
+from gpurun.check_flags import Reading
 from gpurun.commands import options
 from gpurun.complaints import nearest
-from gpurun.engines import engine_names, load_engine
+from gpurun.engines import Engine, canonical, engine_names, load_engine
 from gpurun.errors import ConfigError, Problem
+from gpurun.find_launch import LAUNCHES
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import read_gpus
 from gpurun.fit.flags import Settings, read_flags
@@ -73,19 +76,21 @@ def ask(
 ) -> Question:
     """The question that a command line asks. ConfigError with all that is wrong with it."""
     name, _, version = engine.partition("==")
+    version = version.removeprefix("v")
     with_budget = tuple(each for each in engine_names() if has_budget(each))
     if name not in with_budget:
         raise ConfigError(
             [Problem(f"no memory rules for engine `{name}`", None, with_budget, nearest(name, with_budget))]
         )
+    if version and not any(map(str.isdigit, version)):
+        raise ConfigError(
+            f"`{engine}` names no version of {name}", hint=f"write {name}=={load_engine(name).default_version}"
+        )
     known = load_engine(name)
-    flags = knowledge(name)["flags"]
-    settings = read_flags(words, known.flags, flags)
-    problems = list(settings.problems)
-    if len(settings.words) != 1:
+    settings, problems = read_words(words, known, version or known.default_version)
+    if len(settings.words) != 1 or not settings.words[0]:
         given = f"{len(settings.words)} are given: {', '.join(settings.words)}" if settings.words else "none is given"
         problems.append(Problem(f"one MODEL is wanted, {given}", hint="say `none` for the engine's defaults alone"))
-    problems += [problem for flag in settings.others if (problem := _misspelt(flag, flags))]
     for value, option in ((available_gib, "--available-gib"), (total_gib, "--total-gib")):
         if value is not None and not 0 < value < 10_000:
             problems.append(Problem(f"`{option} {value:g}` is no memory of a GPU", hint="GiB of one GPU are wanted"))
@@ -112,6 +117,38 @@ def ask(
     if problems:
         raise ConfigError(problems)
     return question
+
+
+def read_words(words: Sequence[str], engine: Engine, version: str | None) -> tuple[Settings, list[Problem]]:
+    """What the words of a command line set, MODEL among them however it is said, and what is wrong with the flags.
+
+    The shipped options of the version, or of the nearest, say which words are a flag's values and which is MODEL.
+    """
+    flags = knowledge(engine.name)["flags"]
+    nearest_one = nearest_version(engine.name, version)
+    if nearest_one is None:
+        settings = read_flags(words, engine.flags, flags)
+        misspelt = [problem for flag in settings.others if (problem := _misspelt(flag, flags))]
+        return settings, [*settings.problems, *misspelt]
+    reading = Reading(shipped(engine.name, nearest_one), engine, words)
+    starts = [*(part.at for part in reading.parts), *reading.strays, len(words)]
+    models = [key for key, said in LAUNCHES["models"].get(engine.name, {}).items() if said == "model"]
+    memory: list[str] = []
+    found, problems = [words[at] for at in reading.strays], []
+    for part in reading.parts:
+        key = canonical(engine.flags, part.name.lstrip("-"))
+        # Another version than that of the list may have had it.
+        tolerated = nearest_one != version and (key in flags or part.name in renames(engine.name))
+        if key in models and part.values:
+            found.append(part.values[0])
+        elif not tolerated and (part.option is None or part.option.removed):
+            said = next(each for each in reading.findings if each.at == part.at)
+            problems.append(Problem(said.message, None, said.allowed, said.nearest, said.hint))
+        elif key in flags:
+            memory += words[part.at : min(start for start in starts if start > part.at)]
+    settings = read_flags(memory, engine.flags, flags)
+    settings.words[:0] = found
+    return settings, [*settings.problems, *problems]
 
 
 def wrong(question: Question, settings: Settings) -> list[Problem]:
