@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,7 +404,7 @@ def test_a_wrong_number_in_a_flag_is_no_mistake_of_gpuruns(tmp_path: Path, engin
     known = gpurun_model_headers.describe(write(tmp_path / "m", {**LLAMA_8B, "quantization_config": "none"}))
     [note] = check(subject(flags, known, engine=engine, version=None))
     why = "a flag has a value" if "{" in flags else f"`{flags}`: a number above 0 is wanted"
-    assert note.severity == "note" and note.message.startswith(f"what fits is not predicted: {why}")
+    assert note.severity == "warn" and note.message.startswith(f"what fits is not predicted: {why}")
 
 
 def test_a_negative_number_is_a_value_and_no_switch() -> None:
@@ -428,3 +430,55 @@ def test_models_in_gpuruns_folder_and_named_ones_are_described(tmp_path: Path) -
     (tmp_path / "broken").mkdir()
     found = gpurun_model_headers.describe_all([str(named), str(tmp_path / "broken"), "/nowhere"], str(tmp_path))
     assert set(found) == {str(own), str(named)}
+
+
+def test_a_variant_takes_what_it_adds_to_the_measured_baseline(tmp_path: Path) -> None:
+    draft = gpurun_model_headers.describe(write(tmp_path / "draft", LLAMA_8B))
+    measured = {"available_gib": 60.0, "total_gib": 94}
+    base = subject("--tp 2", measured, version="0.5.23")
+    plain = free(base)
+
+    def with_flags(flags: str) -> Subject:
+        return subject(f"--tp 2 {flags}", measured, version="0.5.23", baseline=base)
+
+    assert free(with_flags("")) == plain
+    assert free(with_flags("--enable-symm-mem")) == pytest.approx(plain - 4, abs=0.1)
+    drafted = with_flags("--speculative-algorithm EAGLE --speculative-draft-model-path /d")
+    assert "draft `/d` are not counted" in notes_of(drafted)
+    known = replace(drafted, facts={**drafted.facts, "models": {"/d": draft}})
+    assert free(known) == pytest.approx(plain - 7.5, abs=0.3)
+    assert "not counted" not in notes_of(known)
+
+
+def notes_of(of: Subject) -> str:
+    return " ".join(finding.message + finding.advice for finding in check(of))
+
+
+def free(of: Subject) -> float:
+    found = re.search(r"([\d.]+) GiB free after the weights", notes_of(of))
+    assert found is not None
+    return float(found[1])
+
+
+def test_no_more_requests_than_the_engine_runs(llama: Sizes) -> None:
+    question = ask("sglang==0.5.9", "H100", "--max-running-requests 3", llama)
+    assert "3 requests of 100 tokens" in sentence(question, fit(question), 100)
+    assert "3.0 requests of the longest" in sentence(question, fit(question))
+
+
+def test_the_smallest_fraction_is_not_a_step_too_large() -> None:
+    question = ask("sglang==0.5.9", "8x H200", "", available_gib=12.25, total_gib=138.1)
+    question = replace(question, values={"fraction": 0.9}, gpus=replace(question.gpus, memory_mib=30000))  # type: ignore[type-var]
+    assert smallest_change(question) == "--mem-fraction-static 0.912 or more"
+    question = replace(question, available_gib=9.18)
+    assert fit(question).min_mem_fraction_static == 0.9335
+
+
+def test_a_model_that_nothing_is_known_of_is_named() -> None:
+    assert "nothing is known of `/models/x`" in notes_of(subject("", {"path": "/models/x"}))
+    assert not notes_of(subject("", {}))
+
+
+def test_a_cache_that_is_larger_than_the_card_does_not_fit(llama: Sizes) -> None:
+    assert fit(ask("vllm", "H100", "--kv-cache-memory-bytes 500G", llama)).fits is False
+    assert fit(ask("vllm", "H100", "--kv-cache-memory-bytes 20G", llama)).fits is True

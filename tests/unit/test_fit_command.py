@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils import gpurun_model_headers
 from click.testing import CliRunner
 from tests.unit.models import LLAMA_8B, gguf, write
 
@@ -146,6 +148,55 @@ def test_the_model_is_found_however_it_is_said(tmp_path: Path, words: str) -> No
     found = document(*words.replace("MODEL", model).split(), *CARD)
     assert found == document(model, *CARD)
     assert found["weights_gib"] and found == document(model, "--gpu", "H100", "--engine", "sglang==v0.5.9")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "none --gpu 0GiB --engine sglang",
+        "MODEL --gpu H100 --engine sglang --mamba-full-memory-ratio -1",
+        "MODEL --gpu H100 --engine sglang --swa-full-tokens-ratio nan",
+        'MODEL --gpu H100 --engine vllm --speculative-config {"num_speculative_tokens":null}',
+        "MODEL --gpu H100 --engine llamacpp -c -5",
+    ],
+)
+def test_odd_numbers_are_usage_errors(tmp_path: Path, args: str) -> None:
+    with pytest.raises(ConfigError):
+        run(*args.replace("MODEL", str(write(tmp_path, LLAMA_8B))).split())
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"quantization_config": "fp8", "num_hidden_layers": 2, "hidden_size": 64}'),
+        ("config.json", '{"vision_config": {"hidden_size": "big"}, "num_hidden_layers": 2}'),
+        ("config.json", '{"max_position_embeddings": 1e400, "num_hidden_layers": 2}'),
+        ("config.json", '{"text_config": "none", "num_hidden_layers": [2]}'),
+        ("config.json", '{"a":' * 100_000),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
+    ],
+)
+def test_odd_models_are_usage_errors_or_answered(tmp_path: Path, file: str, text: str) -> None:
+    folder = write(tmp_path / "models" / "m", LLAMA_8B)
+    (folder / file).write_text(text)
+    (folder / ".complete").touch()
+    for engine in ("sglang", "vllm", "llamacpp", "trtllm"):
+        try:
+            document(str(folder), "--gpu", "H100", "--engine", engine)
+        except ConfigError:
+            continue
+    assert isinstance(gpurun_model_headers.describe_all([], str(tmp_path)), dict)
+
+
+def test_a_gguf_file_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"a": 4096, "b": 4096})
+    path.write_bytes(path.read_bytes()[:-6000])
+    with pytest.raises(ValueError, match="not whole"):
+        gpurun_model_headers.describe(path)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 2**60, 2**60))
+    with pytest.raises(ValueError, match="middle of its header"):
+        gpurun_model_headers.describe(path)
 
 
 def test_heads_that_cannot_be_divided(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ MAX_HEADER = 256 * 1024 * 1024  # of safetensors; the format itself allows 100 M
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _KEPT = 4096  # longer arrays of a GGUF file (the vocabulary) are read over
+_ODD = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    *(OSError, RecursionError, MemoryError, struct.error),
+)
 _LAYER = re.compile(r"\b(?:layers|h|blocks|blk)\.(\d+)\.")
 
 
@@ -32,7 +36,7 @@ def describe_all(paths, home):
     for place in places:
         try:
             found[place] = describe(place)
-        except (ValueError, OSError):
+        except _ODD:  # whatever lies there, the host's other facts are wanted
             continue
     return found
 
@@ -61,7 +65,10 @@ def describe_safetensors(names, open_file):
     if "model.safetensors.index.json" in names:
         with open_file("model.safetensors.index.json") as stream:
             index = _json(stream.read(), "model.safetensors.index.json")
-        wanted = sorted(set(index.get("weight_map", {}).values())) or wanted
+        shards = index.get("weight_map", {})
+        if not isinstance(shards, dict):
+            raise ValueError("model.safetensors.index.json has no mapping `weight_map`")
+        wanted = sorted(set(shards.values())) or wanted
     if not wanted:
         raise ValueError("it has no .safetensors file")
     found = {}
@@ -117,7 +124,10 @@ def gguf_header(stream, file_size, name="the file"):
             raise ValueError(f"{name} ends in the middle of its header") from None
 
     def text():
-        return stream.read(read("Q")).decode("utf-8", "replace")
+        length = read("Q")
+        if length > file_size:
+            raise ValueError(f"{name} ends in the middle of its header")
+        return stream.read(length).decode("utf-8", "replace")
 
     def value(kind):
         if kind == _STRING:
@@ -157,6 +167,8 @@ def gguf_header(stream, file_size, name="the file"):
         tensors.append((tensor, read("I"), elements, read("Q")))
     align = int(keys.get("general.alignment", 32))
     begin = -(-stream.tell() // align) * align
+    if any(begin + offset > file_size for *_, offset in tensors):
+        raise ValueError(f"{name} is shorter than its header says: it is not whole")
     ends = sorted({offset for *_, offset in tensors} | {file_size - begin})
     after = dict(zip(ends, ends[1:]))
     return keys, [(tensor, kind, elements, after.get(at, at) - at) for tensor, kind, elements, at in tensors]
@@ -165,7 +177,7 @@ def gguf_header(stream, file_size, name="the file"):
 def _json(data, name):
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{name} is no JSON") from None
     if not isinstance(found, dict):
         raise ValueError(f"{name} holds no mapping")
@@ -174,7 +186,8 @@ def _json(data, name):
 
 def _add(found, config, tensor, dtype, elements, size):
     """Count a tensor with those that differ in their layer or expert only; layers beyond the last are a draft's."""
-    inner = config.get("text_config") or config
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, dict) else config
     layers, layer = inner.get("num_hidden_layers"), _LAYER.search(tensor)
     draft = "mtp." if layer and isinstance(layers, int) and int(layer[1]) >= layers and "visual" not in tensor else ""
     key = (draft + re.sub(r"\b\d+\b", "*", tensor), dtype)

@@ -64,7 +64,9 @@ def command(
     question = ask(words, gpu, engine, available_gib, total_gib)
     found = predict(question)
     if found is None:
-        raise ConfigError("the flags have a value that no memory can be predicted from", hint="look at their numbers")
+        raise ConfigError(
+            "no memory can be predicted from a value of a flag or of the model", hint="look at their numbers"
+        )
     if as_json:
         click.echo(json.dumps({key: getattr(found, key) for key in KEYS}, indent=2))
     else:
@@ -155,7 +157,7 @@ def wrong(question: Question, settings: Settings) -> list[Problem]:
     """What no arithmetic helps: more GPUs than there are, heads that cannot be divided."""
     problems, split, cards = [], question.split, question.gpus
     context = settings.values.get("context")
-    if context is not None and context < 1 and question.engine != "llamacpp":
+    if context is not None and context < (0 if question.engine == "llamacpp" else 1):
         problems.append(Problem(f"`{settings.given['context']} {context}` is no number above 0"))
     if cards is not None and question.needs_gpus > cards.count:
         what = " ".join(
@@ -195,7 +197,7 @@ def told(question: Question, found: Fit) -> str:
 def _sizes(model: str) -> Sizes:
     try:
         return sizes_of(describe(model), model)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot make sense of the sizes of `{model}`: {error}") from None
 
 

@@ -30,5 +30,5 @@ def predict(question: Question) -> Fit | None:
     """The same; None where a value of a flag or of the model is of no use for arithmetic."""
     try:
         return fit(question)
-    except (ArithmeticError, ValueError, TypeError):
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
         return None

@@ -32,6 +32,8 @@ def read_gpus(text: str) -> Gpus:
     if found is None or count < 1:
         raise ConfigError(f"`--gpu {text}` names no card", hint='say it like "8x RTX PRO 6000"')
     card = card_named(found[2])
+    if card is not None and card["memory_mib"] <= 0:
+        raise ConfigError(f"`--gpu {text}` has no memory", hint="for a card that gpurun does not know: `--gpu 80GiB`")
     if card is None:
         names = tuple(str(each["name"]) for each in knowledge("cards"))
         spelled = {

@@ -15,7 +15,7 @@ from gpurun.findings import Finding, Subject
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
 from gpurun.fit.flags import Settings, read_flags
-from gpurun.fit.question import Fit, Question
+from gpurun.fit.question import Fit, Question, beside_gib
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
 from gpurun.fit.verdict import override, sentence, shortfall, smallest_change
 from gpurun.rules import visible_gpus
@@ -33,8 +33,12 @@ def question_of(
     gpus: Sequence[Mapping[str, Any]],
     model: Mapping[str, Any],
     host_gib: float | None = None,
+    models: Mapping[str, Any] | None = None,
 ) -> Question | None:
-    """What is to be asked about a server; None where nothing is known about its engine's memory, or a flag is wrong."""
+    """What is to be asked about a server; None where nothing is known about its engine's memory, or a flag is wrong.
+
+    `models` are all that the host knows, by path or name: a draft model may be among them.
+    """
     if not has_budget(engine):
         return None
     settings, cards = _settings(engine, argv), gpus_of(gpus)
@@ -46,6 +50,7 @@ def question_of(
         settings.values,
         cards,
         _sizes(model),
+        _sizes((models or {}).get(_draft(settings.values) or "") or {}),
         available_gib=model.get("available_gib"),
         total_gib=model.get("total_gib"),
         host_gib=host_gib if cards is None else None,
@@ -56,23 +61,32 @@ def check(subject: Subject) -> Iterator[Finding]:
     """What the calculator says about a server: refused, warned of, or how many tokens it has room for."""
     memory = subject.facts.get("host", {}).get("memory_bytes")
     gpus = visible_gpus(subject.facts, subject.env)
+    models = subject.facts.get("models") or {}
     question = question_of(
-        subject.engine, subject.version, subject.argv, gpus, subject.model, memory / 2**30 if memory else None
+        subject.engine, subject.version, subject.argv, gpus, subject.model, memory / 2**30 if memory else None, models
     )
     if question is None:
         problems = _settings(subject.engine, subject.argv).problems if has_budget(subject.engine) else []
         yield from (_unknown(problem.message) for problem in problems[:1])
         return
     if subject.baseline is not None and question.available_gib is not None:
-        base = question_of(subject.engine, subject.version, subject.baseline.argv, gpus, {})
+        base = question_of(subject.engine, subject.version, subject.baseline.argv, gpus, {}, None, models)
         if base is not None and base.split != question.split:  # measured with another division of the weights
             question = replace(question, available_gib=None)
+        elif base is not None:  # what it takes beside the baseline's, of which it was measured
+            more = beside_gib(question) - beside_gib(base)
+            question = replace(question, available_gib=(question.available_gib or 0) - more)
     found = predict(question)
     if found is None:
         yield _unknown("a flag has a value that it cannot be worked out from")
         return
     own = override(question, found)
     told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
+    if found.fits is None and question.sizes is None and question.available_gib is None:
+        name = subject.model.get("path") or subject.model.get("name")
+        message = f"nothing is known of `{name}`: whether it fits is not predicted"
+        if name:
+            yield _finding("fit", "note", message, "look at hosts that have it, or ask `gpurun fit`")
     if found.fits is False:
         severity = "refuse" if _certain(question, found) else "warn"
         advice = smallest_change(question) or "no single change that gpurun knows would make it fit"
@@ -103,11 +117,18 @@ def _basis(question: Question, found: Fit) -> str:
         f"{found.available_gib:.1f} GiB free after the weights ({how}), {found.rest_gib:.1f} of them for the cache"
     ]
     parts += [f"{found.weights_gib:.1f} GiB of weights"] if found.weights_gib is not None else []
+    if _draft(question.values) and question.draft is None:
+        parts.append(f"the weights of the draft `{_draft(question.values)}` are not counted: they are not known")
     return ", ".join([*parts, *found.notes])
 
 
+def _draft(values: Mapping[str, Any]) -> str | None:
+    """The draft model that flags name."""
+    return values.get("draft_model") or (values.get("draft_config") or {}).get("model")
+
+
 def _unknown(why: str) -> Finding:
-    return _finding("fit", "note", f"what fits is not predicted: {why}", "correct it, unless it is meant")
+    return _finding("fit", "warn", f"what fits is not predicted: {why}", "correct it, unless it is meant")
 
 
 def _settings(engine: str, argv: Sequence[str]) -> Settings:
@@ -123,5 +144,11 @@ def _sizes(model: Mapping[str, Any]) -> Sizes | None:
         return None
     try:
         return sizes_of(model, str(model.get("name") or ""))
-    except (ValueError, TypeError, KeyError):  # a config.json of a kind that nobody has seen
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ):  # of a kind not seen yet
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,8 @@ def _typed(text: str, kind: str) -> Any:
         value = int(text) if kind == "int" else float(text)
     except ValueError:
         raise ValueError("a whole number is wanted" if kind == "int" else "a number is wanted") from None
+    if kind == "number" and not 0 < value < math.inf:
+        raise ValueError("a number above 0 is wanted")
     if kind == "fraction" and not 0 < value < 1 + 1e-9:
         raise ValueError("a fraction between 0 and 1 is wanted")
     return value

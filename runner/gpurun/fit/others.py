@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpurun.fit.cards import Gpus
-from gpurun.fit.question import Answer, Question, overhead, weights_and_cell
+from gpurun.fit.question import Answer, Question, beside_gib, overhead, weights_and_cell
 from gpurun.fit.sizes import GIB, Sizes, Split
 
 
@@ -39,8 +39,7 @@ def vllm(question: Question) -> Answer:
         peak = max(layer, sampler + batch * hidden * rates["kept_hidden"])
         context = data["context_gib"]["several" if question.needs_gpus > 1 else "one"]
         available = total - answer.values["weights_gib"] - context - peak / GIB
-        if question.draft is not None:
-            available -= question.draft.weights_on_gpu(split) / GIB
+        available -= beside_gib(question)
     rest = available - total * (1 - fraction) - graphs
     if question.get("kv_bytes"):
         rest = question.get("kv_bytes") / GIB
@@ -55,6 +54,9 @@ def vllm(question: Question) -> Answer:
         tokens = max(0, int(rest * GIB / cell) // page * page)
         wanted = question.context if question.values.get("context", 0) is not None else None
         answer.values |= {"kv_tokens": tokens, "fits": tokens > 0 and tokens >= (wanted or 0)}
+    if rest > available:
+        answer.values["fits"] = False
+        answer.notes.append(f"a cache of {rest:.1f} GiB is asked for, and {available:.1f} GiB are left for it")
     return answer
 
 

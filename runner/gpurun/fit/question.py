@@ -118,6 +118,13 @@ def weights_and_cell(answer: Answer, cell_of: Callable[[Question, Sizes], float]
     return cell
 
 
+def beside_gib(question: Question) -> float:
+    """What a server takes beside its own weights: a draft model's, and what is allocated in advance."""
+    drafts = question.rule.get("draft_mib", {}).get("STANDALONE") is None  # else it is part of what is reserved
+    draft = question.draft.weights_on_gpu(question.split) / GIB if question.draft is not None and drafts else 0.0
+    return draft + (float(question.data["symm_mem_gib"]) if question.get("symm_mem") else 0.0)
+
+
 def overhead(question: Question) -> float:
     return float(question.data["overhead_gib"]["several" if question.needs_gpus > 1 else "one"])
 

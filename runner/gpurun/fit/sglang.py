@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpurun.fit.question import Answer, Question, overhead, weights_and_cell
-from gpurun.fit.sizes import GIB, Sizes, ceil_to
+from gpurun.fit.question import Answer, Question, beside_gib, overhead, weights_and_cell
+from gpurun.fit.sizes import GIB, Sizes
 
 _BALANCE = 0.9  # of the freest GPU's memory must be free on each, or SGLang refuses or warns (distributed/bootstrap.py)
 
@@ -41,18 +41,16 @@ def sglang(question: Question) -> Answer:
     weights = answer.values.get("weights_gib")
     if available is None and total is not None and weights is not None:
         available = total - weights
-        if question.draft is not None and rule["draft_mib"].get("STANDALONE") is None:
-            available -= question.draft.weights_on_gpu(split) / GIB
-        if question.get("symm_mem"):
-            available -= question.data["symm_mem_gib"]
-            answer.notes.append(f"NCCL symmetric memory takes {question.data['symm_mem_gib']:g} GiB in advance")
+        available -= beside_gib(question)
+    if question.get("symm_mem"):
+        answer.notes.append(f"NCCL symmetric memory takes {question.data['symm_mem_gib']:g} GiB in advance")
     if available is None or total is None or fraction is None:
         return answer
     rest = available - total * (1 - fraction)
     answer.values |= {
         "available_gib": available,
         "rest_gib": rest,
-        "min_mem_fraction_static": ceil_to(max(0.0, 1 - available / total), 4),
+        "min_mem_fraction_static": max(0.0, 1 - available / total),
         "fits": rest > 0,
     }
     if cell and sizes is not None:

@@ -54,7 +54,7 @@ class Sizes:
             value = self.config.get(key)
             if isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
                 value = max(value)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 return int(value)
         return None
 
@@ -238,8 +238,3 @@ def _gguf_config(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "kv_lora_rank" not in config:
         config.pop("qk_rope_head_dim", None)
     return {"model_type": architecture, "architectures": [architecture], **config}
-
-
-def ceil_to(value: float, digits: int) -> float:
-    """Rounded up at that many decimals."""
-    return float(math.ceil(value * 10**digits - 1e-9) / 10**digits)

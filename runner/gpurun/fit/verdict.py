@@ -31,10 +31,12 @@ def sentence(question: Question, found: Fit, length: int | None = None) -> str:
     if found.kv_tokens is None:
         return f"fits: leaves {found.rest_gib:+.2f} GiB for the KV cache"
     told = f"fits with {found.kv_tokens:,} tokens"
+    most = found.running_requests or math.inf
     if length:
-        told += f", {found.kv_tokens // length:,} requests of {length:,} tokens"
+        told += f", {min(found.kv_tokens // length, most):,} requests of {length:,} tokens"
     elif found.context:
-        told += f", {found.kv_tokens / found.context:.1f} requests of the longest context ({found.context:,} tokens)"
+        requests = min(found.kv_tokens / found.context, most)
+        told += f", {requests:.1f} requests of the longest context ({found.context:,} tokens)"
     return told
 
 
@@ -57,9 +59,10 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         other = changed(question, fraction=None)
         yield f"leave out --{flags['fraction']} (then {fit(other).fraction:g})", other
     if found.min_mem_fraction_static is not None:
-        least = math.ceil(found.min_mem_fraction_static * 1000 + 1) / 1000
-        if least <= _MOST_FRACTION:
-            yield f"--{flags['fraction']} {least:g} or more", changed(question, fraction=least)
+        for step in range(3):  # it is rounded: the first of these that fits
+            least = (math.floor(found.min_mem_fraction_static * 1000) + step) / 1000
+            if 0 < least <= _MOST_FRACTION:
+                yield f"--{flags['fraction']} {least:g} or more", changed(question, fraction=least)
     if question.engine in ("vllm", "llamacpp") and question.sizes is not None and found.kv_bytes_per_token:
         tokens = found.kv_tokens or 0
         if question.engine == "llamacpp":
