@@ -34,7 +34,7 @@ class _Host(_Part):
     cpus: _Amount | None = None
     memory_bytes: _Amount | None = None
     home: str | None = None
-    commands: dict[str, str] | None = None
+    commands: dict[str, str | None] | None = None  # null: it is not there
 
 
 class _Model(_Part):

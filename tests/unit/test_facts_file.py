@@ -23,7 +23,7 @@ def written(folder: Path, facts: Any) -> str:
 
 
 def test_the_least_that_a_gpu_needs_makes_a_plan(tmp_path: Path) -> None:
-    facts = read_facts(written(tmp_path, {"h": {"host": {}, "gpus": [GPU, GPU] * 4}}))
+    facts = read_facts(written(tmp_path, {"h": {"host": {"commands": {"docker": None}}, "gpus": [GPU, GPU] * 4}}))
     assert [gpu["index"] for gpu in facts["h"]["gpus"]] == [*range(8)]
     campaign, cases = read_campaign(ROOT / "campaigns/h100-8x.yml", (), ())
     assert build(campaign, cases, facts, "run").samples

@@ -82,7 +82,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         return
     own = override(question, found)
     told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
-    if found.fits is None and question.sizes is None and question.available_gib is None:
+    if found.fits is None and question.sizes is None and subject.engine in _SURE:
         name = subject.model.get("path") or subject.model.get("name")
         message = f"nothing is known of `{name}`: whether it fits is not predicted"
         if name:
