@@ -90,6 +90,7 @@ def versions(engine: str) -> tuple[str, ...]:
 def nearest_version(engine: str, wanted: str | None) -> str | None:
     """The shipped version that is `wanted`, else the newest that is older, else the oldest; None: there is none."""
     known = versions(engine)
+    wanted = wanted and wanted.removeprefix("v")  # as tags have it
     if wanted is None or wanted in known or not known:
         return wanted if wanted in known else known[-1] if known else None
     kind = [version for version in known if _order(version)[0] == _order(wanted)[0]] or list(known)

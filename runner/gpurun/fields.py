@@ -106,9 +106,9 @@ def _env_value(value: object) -> object:
 def _engine(value: str) -> str:
     engine, equals, version = value.partition("==")
     _one_of("engine", engine_names())(engine)
-    if equals and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*", version):
+    if equals and not re.fullmatch(r"(?=.*\d)[A-Za-z0-9][A-Za-z0-9.+!_-]*", version):
         raise Complaint(f"`{version}` is not a version", hint=f"write `{engine}` or `{engine}==1.2.3`")
-    return value
+    return f"{engine}=={version[1:]}" if re.match(r"v\d", version) else value  # as tags have it
 
 
 def _one_of(what: str, names: Sequence[str]) -> Callable[[str], str]:

@@ -208,3 +208,7 @@ def test_the_catalogue_of_our_own_launcher_is_what_it_tells() -> None:
         {"engine": "llamacpp", "version": version, "options": reader["options_of_help"](told.stdout)}
     )
     assert found == shipped("llamacpp", version)
+
+
+def test_a_version_may_be_written_as_a_tag() -> None:
+    assert nearest_version("sglang", "v0.5.9") == "0.5.9"

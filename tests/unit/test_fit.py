@@ -482,3 +482,18 @@ def test_a_model_that_nothing_is_known_of_is_named() -> None:
 def test_a_cache_that_is_larger_than_the_card_does_not_fit(llama: Sizes) -> None:
     assert fit(ask("vllm", "H100", "--kv-cache-memory-bytes 500G", llama)).fits is False
     assert fit(ask("vllm", "H100", "--kv-cache-memory-bytes 20G", llama)).fits is True
+
+
+def test_layers_with_a_window_keep_no_more_than_it_in_llama_cpp() -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+    config |= {"sliding_window": 1024, "max_position_embeddings": 8192}
+    mixed = of({**config, "layer_types": ["sliding_attention", "full_attention"] * 2}, ["a", "BF16", 1, 10, 20])
+    layer = 2 * 64 * 2 * 2
+    asked = ask("llamacpp", "RTX 4090", "-c 8192", mixed)
+    assert fit(asked).kv_bytes_per_token == 2 * layer + 2 * layer * (1024 + 512) / 8192
+    assert fit(ask("llamacpp", "RTX 4090", "-c 8192 --swa-full", mixed)).kv_bytes_per_token == 4 * layer
+    assert fit(ask("llamacpp", "RTX 4090", "-c 8192", of(config))).kv_bytes_per_token == 4 * layer
+
+
+def test_a_latent_cache_of_vllms_own_form() -> None:
+    assert of(MLA).token("full", "fp8_ds_mla", Split()) == 656

@@ -106,7 +106,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         (("none", "--gpu", "H100", "--engine", "sglang", "--cuda-graph-max-bs", "8"), "it was removed", None),
         (("none", "--gpu", "H100", "--engine", "sglang==latest"), "names no version of sglang", "sglang==0.5.23"),
         (("", "--gpu", "H100", "--engine", "sglang"), "one MODEL is wanted", None),
-        ((*SEED, "--kv-cache-dtype", "fp9"), "gpurun knows no such type of a cache", None),
+        ((*SEED, "--kv-cache-dtype", "fp9"), "fp9", None),
         ((*SEED, "--disable-cuda-graph=true"), "takes no value", "alone"),
         ((*SEED, "--pp", "2"), "`--tp 8 --pp 2` needs 16 GPUs, and `--gpu` names 8", "16x RTX PRO 6000"),
         ((*SEED, "--page-size", "0"), "`--page-size 0`: a number above 0 is wanted", None),
@@ -197,6 +197,43 @@ def test_a_gguf_file_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 2**60, 2**60))
     with pytest.raises(ValueError, match="middle of its header"):
         gpurun_model_headers.describe(path)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--gpu", "8 H100"),
+        ("--gpu", "H100x8"),
+    ],
+)
+def test_cards_that_are_written_the_other_way_round(args: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run("none", args, message, "--engine", "sglang")
+    assert 'say `--gpu "8x H100"`' in error.value.render()
+
+
+def test_groups_of_heads_that_the_engine_refuses(tmp_path: Path) -> None:
+    card = ("--gpu", "8x H100", "--engine", "sglang==0.5.9")
+    with pytest.raises(ConfigError, match="8 GPUs cannot be divided into 3 groups"):
+        run("none", *card, "--dp", "3", "--tp", "8", "--enable-dp-attention")
+    other = {**LLAMA_8B, "num_attention_heads": 48, "hidden_size": 48 * 128}
+    with pytest.raises(ConfigError, match="8 KV heads can be neither divided over 6 GPUs"):
+        run(str(write(tmp_path, other)), *card, "--tp", "6")
+
+
+def test_cache_types_are_those_of_the_version(tmp_path: Path) -> None:
+    model, new = str(write(tmp_path, LLAMA_8B)), ("--gpu", "H100", "--engine", "sglang==0.5.23", "--kv-cache-dtype")
+    assert document(model, *new, "mxfp8")["fits"] is True
+    for other in ("fp8", "q8_0"):
+        with pytest.raises(ConfigError, match=other):
+            run(model, *new, other)
+
+
+def test_float32_takes_twice_the_memory(tmp_path: Path) -> None:
+    model = str(write(tmp_path, LLAMA_8B))
+    plain, wide = document(model, *CARD), document(model, *CARD, "--dtype", "float32")
+    assert wide["weights_gib"] == pytest.approx(2 * plain["weights_gib"], abs=0.02)
+    assert wide["kv_bytes_per_token"] == 2 * plain["kv_bytes_per_token"]
 
 
 def test_heads_that_cannot_be_divided(tmp_path: Path) -> None:

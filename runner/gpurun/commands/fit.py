@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from gpurun.catalogue import nearest_version, renames, shipped
-from gpurun.check_flags import Reading
+from gpurun.check_flags import Part, Reading
 from gpurun.commands import options
 from gpurun.complaints import nearest
 from gpurun.engines import Engine, canonical, engine_names, load_engine
@@ -139,6 +139,7 @@ def read_words(words: Sequence[str], engine: Engine, version: str | None) -> tup
     found, problems = [words[at] for at in reading.strays], []
     for part in reading.parts:
         key = canonical(engine.flags, part.name.lstrip("-"))
+        end = min(start for start in starts if start > part.at)
         # Another version than that of the list may have had it.
         tolerated = nearest_one != version and (key in flags or part.name in renames(engine.name))
         if key in models and part.values:
@@ -146,11 +147,21 @@ def read_words(words: Sequence[str], engine: Engine, version: str | None) -> tup
         elif not tolerated and (part.option is None or part.option.removed):
             said = next(each for each in reading.findings if each.at == part.at)
             problems.append(Problem(said.message, None, said.allowed, said.nearest, said.hint))
+        elif nearest_one == version and (wrong_choice := _not_a_choice(reading, part, end)) is not None:
+            problems.append(wrong_choice)
         elif key in flags:
-            memory += words[part.at : min(start for start in starts if start > part.at)]
+            memory += words[part.at : end]
     settings = read_flags(memory, engine.flags, flags)
     settings.words[:0] = found
     return settings, [*settings.problems, *problems]
+
+
+def _not_a_choice(reading: Reading, part: Part, end: int) -> Problem | None:
+    """What is wrong with the value of a flag that has a list of values."""
+    if part.option is None or not part.option.choices:
+        return None
+    said = next((each for each in reading.findings if part.at <= each.at < end and not each.note), None)
+    return None if said is None else Problem(said.message, None, said.allowed, said.nearest, said.hint)
 
 
 def wrong(question: Question, settings: Settings) -> list[Problem]:
@@ -167,11 +178,20 @@ def wrong(question: Question, settings: Settings) -> list[Problem]:
         problems.append(
             Problem(f"`{what}` needs {question.needs_gpus} GPUs, and `--gpu` names {cards.count}", hint=hint)
         )
+    shares = int(question.get("attn_dp") or (question.get("dp", 1) if question.get("dp_attention") else 1))
+    if split.tp % shares:
+        hint = "data parallel attention splits the GPUs of tensor parallelism into equal groups"
+        problems.append(Problem(f"{split.tp} GPUs cannot be divided into {shares} groups for attention", hint=hint))
+        return problems
     if question.sizes is not None and question.sizes.heads % split.attention:
         heads, tp = question.sizes.heads, split.attention
         fits = ", ".join(str(each) for each in range(1, 65) if heads % each == 0)
         hint = f"{heads} can be divided by {fits}"
         problems.append(Problem(f"{heads} attention heads cannot be divided over {tp} GPUs", hint=hint))
+    sizes, group = question.sizes, split.attention
+    if not problems and sizes is not None and not sizes.latent and sizes.kv_heads % group and group % sizes.kv_heads:
+        message = f"{sizes.kv_heads} KV heads can be neither divided over {group} GPUs nor repeated on them"
+        problems.append(Problem(message, hint=f"take a number that divides {sizes.kv_heads}, or a multiple of it"))
     return problems
 
 

@@ -39,6 +39,10 @@ def read_gpus(text: str) -> Gpus:
         spelled = {
             alias: str(each["name"]) for each in knowledge("cards") for alias in (each["name"], *each["aliases"])
         }
+        turned = re.fullmatch(r"(\d+)\s+(.+)|(.+?)[x\u00d7*](\d+)", found[2], re.IGNORECASE)
+        if turned and card_named(turned[2] or turned[3]):
+            hint = f'say `--gpu "{turned[1] or turned[4]}x {turned[2] or turned[3]}"`'
+            raise ConfigError(f"`--gpu {text}` names no card", hint=hint)
         near = spelled.get(nearest(found[2], spelled) or "")
         hint = "for another card give its memory: `--gpu 80GiB`, or `--gpu 4x24564MiB` as nvidia-smi says it"
         raise ConfigError([Problem(f"`{found[2]}` is no card that gpurun knows", None, names, near, hint)])

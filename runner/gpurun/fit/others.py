@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpurun.fit.cards import Gpus
-from gpurun.fit.question import Answer, Question, beside_gib, overhead, weights_and_cell
+from gpurun.fit.question import Answer, Question, beside_gib, cache_type, overhead, weights_and_cell
 from gpurun.fit.sizes import GIB, Sizes, Split
 
 
@@ -73,7 +73,7 @@ def _vllm_batch(question: Question, rule: Mapping[str, Any], gpus: Gpus) -> tupl
 def _vllm_cell(question: Question, sizes: Sizes) -> float:
     """Bytes of a token: what one request of the longest context takes, divided by its length. Window layers keep
     their window and a batch, state layers one state."""
-    dtype, split = str(question.get("kv_dtype", "auto")), question.split
+    dtype, split = cache_type(question), question.split
     full, window = sizes.token("full", dtype, split), sizes.token("window", dtype, split)
     length = question.context or 8192
     batch = question.get("chunk", 2048)
@@ -102,10 +102,12 @@ def llamacpp(question: Question) -> Answer:
     key, value = str(question.get("key_dtype", "f16")), str(question.get("value_dtype", "f16"))
     cell = 0.0
     if sizes.unknown is None and not question.get("kv_on_host"):
-        cell = held * sum(
-            count * sizes.token(kind, key, Split(), value)
-            for kind, count in (("full", sizes.full), ("window", sizes.window))
-        )
+        full, window = sizes.token("full", key, Split(), value), sizes.token("window", key, Split(), value)
+        length = question.context or 4096
+        kept = (sizes.number("sliding_window") or length) + question.get("chunk", 512)
+        if question.get("window_full") or not sizes.full:  # all layers, or the file does not tell which
+            kept = length
+        cell = held * (sizes.full * full + sizes.window * window * min(length, kept) / length)
     answer.values |= {"weights_gib": weights, "kv_bytes_per_token": math.ceil(cell) or None}
     if total is None or not cell:
         answer.notes += [sizes.unknown] if sizes.unknown else []

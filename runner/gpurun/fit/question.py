@@ -108,7 +108,8 @@ def weights_and_cell(answer: Answer, cell_of: Callable[[Question, Sizes], float]
         return 0.0
     matrix = question.data.get("online_quantization", {}).get(question.get("quantization"), 1.0)
     own_draft = bool(question.get("draft") or question.get("draft_config")) and question.draft is None
-    weights = sizes.weights_on_gpu(question.split, matrix, own_draft) / GIB * question.data["weights_over"]
+    wide = 2 if question.get("dtype") in ("float32", "float") and not sizes.whole.get("quantization_config") else 1
+    weights = wide * sizes.weights_on_gpu(question.split, matrix, own_draft) / GIB * question.data["weights_over"]
     answer.values["weights_gib"] = weights
     if sizes.unknown is not None:
         answer.notes.append(f"the cost of a token is not known: {sizes.unknown}")
@@ -116,6 +117,12 @@ def weights_and_cell(answer: Answer, cell_of: Callable[[Question, Sizes], float]
     cell = cell_of(question, sizes)
     answer.values["kv_bytes_per_token"] = math.ceil(cell - 1e-9)
     return cell
+
+
+def cache_type(question: Question) -> str:
+    """The type of the cache's elements; left to the engine, it is the model's own."""
+    given = str(question.get("kv_dtype", "auto"))
+    return "float32" if given == "auto" and question.get("dtype") in ("float32", "float") else given
 
 
 def beside_gib(question: Question) -> float:
@@ -130,7 +137,7 @@ def overhead(question: Question) -> float:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in version.removeprefix("v").split(".") if part.isdigit())
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:

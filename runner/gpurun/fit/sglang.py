@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpurun.fit.question import Answer, Question, beside_gib, overhead, weights_and_cell
+from gpurun.fit.question import Answer, Question, beside_gib, cache_type, overhead, weights_and_cell
 from gpurun.fit.sizes import GIB, Sizes
 
 _BALANCE = 0.9  # of the freest GPU's memory must be free on each, or SGLang refuses or warns (distributed/bootstrap.py)
@@ -135,7 +135,7 @@ def _prefill_graphs(question: Question, rule: Mapping[str, Any], chunk: int) -> 
 def _sglang_cell(question: Question, sizes: Sizes) -> float:
     """Bytes of a token on one GPU, all layers. Where window layers have a pool of their own, it has `window_ratio`
     tokens for each of the full pool, whose tokens carry that share."""
-    dtype, split = str(question.get("kv_dtype", "auto")), question.split
+    dtype, split = cache_type(question), question.split
     full, window = sizes.token("full", dtype, split), sizes.token("window", dtype, split)
     pools = sizes.window and set(sizes.architectures) & set(question.data["window_architectures"])
     cell = sizes.full * full + sizes.window * window * (question.get("window_ratio") if pools and sizes.full else 1)

@@ -113,9 +113,9 @@ class Sizes:
         if self.latent:
             rank, rope = self.number("kv_lora_rank") or 0, self.number("qk_rope_head_dim") or 0
             sparse = self.number("index_head_dim")
-            if sparse is None:
+            if sparse is None and dtype != "fp8_ds_mla":
                 return element * (rank + rope)
-            cell = element * (rank + rope)
+            sparse, cell = sparse or 0, element * (rank + rope)
             if element == 1:  # the rotary part stays in 16 bits, and blocks of the rest have scales
                 cell = rank + rank // _SCALE_BLOCK * 4 + rope * 2
             return cell + sparse + sparse // _SCALE_BLOCK * 4
