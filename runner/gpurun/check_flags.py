@@ -281,7 +281,10 @@ class Reading:
             return
         if option.none and text in ("", "None"):
             return
-        read, wanted = _KINDS.get(option.type, (str, "text"))
+        kind = option.type
+        if kind is None and isinstance(option.default, str) and option.default.startswith("{"):
+            kind = "json"  # SGLang reads such a text itself
+        read, wanted = _KINDS.get(kind, (str, "text"))
         try:
             value = read(text)
         except (ValueError, RecursionError):

@@ -182,6 +182,8 @@ class _Writer:
             said = moved.get(key) or moved.get(part.name.lstrip("-"))
             if said and values:
                 self.move(said, values[0])
+                if values[1:]:
+                    self.leave(f"{part.name} {' '.join(values[1:])}", "a model has one name here, the first is taken")
             elif values and _reveals(f"{key}={' '.join(values)}"):
                 self.leave(part.name, "its value is a secret and is not written; gpurun's client sends no key")
             elif key in engine.flags.reserved:

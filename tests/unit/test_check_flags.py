@@ -212,3 +212,9 @@ def test_the_catalogue_of_our_own_launcher_is_what_it_tells() -> None:
 
 def test_a_version_may_be_written_as_a_tag() -> None:
     assert nearest_version("sglang", "v0.5.9") == "0.5.9"
+
+
+def test_a_text_that_sglang_reads_as_json_is_json() -> None:
+    words = ["--json-model-override-args", "{a: 1}"]
+    [found] = check_argv(shipped("sglang", "0.5.23"), load_engine("sglang"), words)
+    assert "takes JSON" in found.message

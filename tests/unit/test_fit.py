@@ -497,3 +497,8 @@ def test_layers_with_a_window_keep_no_more_than_it_in_llama_cpp() -> None:
 
 def test_a_latent_cache_of_vllms_own_form() -> None:
     assert of(MLA).token("full", "fp8_ds_mla", Split()) == 656
+
+
+def test_what_reserves_more_than_the_card_has_does_not_fit(llama: Sizes) -> None:
+    flags = "--chunked-prefill-size 10000000 --mem-fraction-static 0.8"
+    assert fit(ask("sglang==0.5.23", "H100", flags, llama)).fits is False

@@ -279,3 +279,9 @@ def test_every_engine_can_be_launched() -> None:
         assert server["engine"] == engine
         assert flags_argv(load_engine(engine).flags, server["flags"])
         assert json.dumps(server["model"])
+
+
+def test_other_names_of_a_model_are_kept_as_a_comment() -> None:
+    written, found = campaign_from("vllm serve org/m --served-model-name a b c")
+    assert found.server["model"]["name"] == "a"
+    assert "#   --served-model-name b c: a model has one name here" in written

@@ -71,6 +71,9 @@ def sglang(question: Question) -> Answer:
             "fits": tokens > 0,
             "running_requests": _requests(question, rule, tokens),
         }
+    if default is not None and default <= 0:
+        answer.values["fits"] = False
+        answer.notes.append("what SGLang reserves for such prefills and graphs is more than the card has")
     return answer
 
 
