@@ -21,7 +21,7 @@ from gpurun.samples import Sample
 from gpurun.store import RunStore
 
 _STOP_S = 60.0  # the longest that clean-up may take
-_PREPARATIONS = ("Take the host", "Install the engine", "Try an all-reduce", "Fetch the model", "Install the load tool")
+_PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 
 
 class Session:

@@ -161,7 +161,7 @@ def test_growing_gpu_memory_is_progress_and_busy_gpus_are_not(jobs: Jobs) -> Non
         eventually(_passed(1.0))
         assert jobs(state="info", job="job1")["job"]["status"] == "starting"
     jobs.host.set_gpus({**gpus(8000, 0), "defaults": {**TWO["defaults"], "utilization": 100}})  # type: ignore[dict-item]
-    over = jobs.start("silent", require_lock=True, wait_s=20)
+    over = jobs.start("silent", require_lock=True, wait_s=45)
     assert over["reason"] == "start_hang"
     assert "busy all the same: GPU 0 100 %, GPU 1 100 %" in over["message"]
 

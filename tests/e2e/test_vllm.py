@@ -158,9 +158,7 @@ def test_a_flag_that_vllms_own_parser_refuses_starts_nothing(served: Served) -> 
     assert failure["proof"].startswith("vLLM 0.32.0")
     assert "did you mean `--max-num-seqs`?" in failure["advice"]
     assert served.host.exec(["ls", "/root/.gpurun/options"]).stdout.startswith("vllm-")
-    jobs = served.host.exec(["ls", f"/root/.gpurun/jobs/{served.program.run}"]).stdout
-    assert "baseline" in jobs
-    assert "misspelt" not in jobs
+    assert served.sample("misspelt")["files"] == []  # not even a log: nothing was started
 
 
 def test_a_death_under_load_is_the_engines_and_no_measurement(served: Served) -> None:

@@ -58,6 +58,8 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
         first, second = (json.loads((directory / name).read_text()) for directory in (one, other))
         for document in (first, second):
             document.pop("command", None)
+            for facts in document["hosts"].values() if name == "manifest.json" else ():
+                facts.pop("skew_s", None)  # only the command line asks for the time twice
         assert shape(first) == shape(second), name
     files = [sorted(str(path.relative_to(directory)) for path in directory.rglob("*")) for directory in (one, other)]
     assert set(files[1]) - set(files[0]) == {"events.jsonl"}  # only the command line conducts
