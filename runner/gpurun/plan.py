@@ -233,6 +233,8 @@ def _samples(
         "life_s": limits.start + len(group) * limits.sample + limits.stop + _SLACK_S,
         "stop_s": limits.stop,
     }
+    if number > 1 and campaign.order != "random":  # the first round, which the baseline begins, has shown what it says
+        server["ready"] = {**server["ready"], "ask": None}
     elsewhere = load_host(host, facts)
     home = home_of(facts) if elsewhere is None else elsewhere["home"]
     samples = []

@@ -244,11 +244,11 @@ def repeat_passing(store: RunStore, host: str, number: int) -> list[Sample]:
     return found
 
 
-def _baseline_answers(store: RunStore, planned: Mapping[str, Any]) -> bytes | None:
-    """What the baseline of this sample answered on its host when it started, in any round so far."""
+def _answers(store: RunStore, planned: Mapping[str, Any], variant: str) -> bytes | None:
+    """What a variant answered on this sample's host, at its benchmark and point, in the first round that asked."""
     like = ("benchmark", "axes", "host")
     for other in store.plan["samples"]:
-        if other["variant"] == BASELINE and all(other[key] == planned[key] for key in like):
+        if other["variant"] == variant and all(other[key] == planned[key] for key in like):
             answers = store.kept(other["round"], other["case"], other["host"], "answers.json")
             if answers is not None:
                 return answers
@@ -270,7 +270,8 @@ def record(
     effective.json as far as they exist; `began` is when this sample's first task began (unix seconds, controller).
     """
     files, failure = own_files(files, load), None
-    found = outcome(planned, server, load, files, _baseline_answers(store, planned))
+    said = files.get("answers.json") or _answers(store, planned, planned["variant"]) or b"{}"
+    found = outcome(planned, server, load, {**files, "answers.json": said}, _answers(store, planned, BASELINE))
     if isinstance(found, Failure):
         failure = found.model_copy(update={"expected": found.klass == planned.get("expect")})
     prediction, files = started.keep(planned, store.manifest.hosts.get(planned["host"], {}), files)

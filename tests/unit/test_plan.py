@@ -287,6 +287,12 @@ def test_with_fewer_rounds_than_variants_each_still_wanders() -> None:
     assert all(len(set(place)) == 3 and max(place) - min(place) >= 3 for place in places)
 
 
+@pytest.mark.parametrize(("order", "rounds"), [("rotated", {1}), ("random", {1, 2, 3})])
+def test_servers_are_asked_once_the_baseline_was(order: str, rounds: set[int]) -> None:
+    samples = plan_of(changed(order=order)).samples
+    assert {s.round for s in samples if s.server["ready"]["ask"]} == rounds
+
+
 def test_the_noise_floor_is_the_baseline_once_more() -> None:
     data = changed(compare__noise_floor=True)
     plan = plan_of(data)

@@ -140,3 +140,28 @@ def test_a_check_that_fails_names_itself(tmp_path: Path, monkeypatch: pytest.Mon
     sample = record(store, PLANNED, server=READY, load=load, files={"raw.json": raw(0)}, began=0.0)
     assert sample.failure is not None and sample.failure.klass == "invalid_measurement"
     assert sample.failure.proof == "requests: 10 requests ended, 11 were asked for"
+
+
+def test_who_talked_garbage_in_the_first_round_does_so_in_the_others(tmp_path: Path) -> None:
+    """Servers are asked in the first round alone."""
+
+    def said(*texts: str) -> bytes:
+        return json.dumps({"answers": [{"choices": [{"message": {"content": text}}]} for text in texts]}).encode()
+
+    variant = {**PLANNED, "case": "v-chat-1", "variant": "v"}
+    both = [PLANNED, variant, {**PLANNED, "round": 2}, {**variant, "round": 2}]
+    manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
+    store = RunStore.create(tmp_path, "version: 1\n", manifest)
+    store.write_plan({"samples": both})
+    load = {"status": "exited", "exit_code": 0, "started_at": 1.0, "ended_at": 4.0}
+    answers = [said("The sea.", "Paris", "4", "cold", "Earth"), said(*"!!!!!"), None, None]
+    for planned, answer in zip(both, answers, strict=True):
+        files = {"raw.json": raw(0)} | ({} if answer is None else {"answers.json": answer})
+        record(store, planned, server=READY, load=load, files=files, began=0.0)
+    found = {(s.round, s.variant): s.failure and s.failure.klass for s in store.samples()}
+    assert found == {
+        (1, "baseline"): None,
+        (2, "baseline"): None,
+        (1, "v"): "invalid_measurement",
+        (2, "v"): "invalid_measurement",
+    }
