@@ -282,3 +282,19 @@ def test_cause_in_the_log_comes_before_a_refused_generation() -> None:
     log = "Application startup complete\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     found = classify(log, engine="vllm", reason="generation_failed", message="status 500")
     assert (found.klass, found.line) == ("oom_gpu", 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve --api-key PLANTED99 --tp 8",
+        '{"api_key": "PLANTED99"}',
+        "Namespace(api_key='PLANTED99', x=1)",
+        "password: PLANTED99",
+        "token=PLANTED99",
+    ],
+)
+def test_a_line_that_proves_shows_no_key(line: str) -> None:
+    from gpurun.serverlog import mask
+
+    assert "PLANTED" not in mask(line) and "***" in mask(line)
