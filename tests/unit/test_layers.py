@@ -39,6 +39,7 @@ EDGE = (
     "child",
     "interrupts",
     "manifest",
+    "host_python",
     "hub",
     "report",
     "facts_file",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import smoke, steps
+from gpurun import host_python, smoke, steps
 
 _PROGRAM = Path(__file__).parents[2] / "engine" / "files" / "allreduce.py"
 
@@ -32,11 +29,7 @@ class ActionModule(ActionBase):
         return {"changed": False, "refused": told, "notes": notes, "answers": answers}
 
     def _ask(self, python: str, question: dict[str, Any]) -> dict[str, Any]:
-        # The program goes to the host's Python by standard input: nothing of it stays there, no module has to start.
         program = smoke.program(_PROGRAM.read_text(encoding="utf-8"), question)
-        said = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
-        if said["rc"] != 0:
-            raise AnsibleActionFail(f"cannot try an all-reduce: {said['stderr'].strip()[-500:]}")
-        found = json.loads(said["stdout"])
+        found = host_python.ask(self._low_level_execute_command, python, program, "try an all-reduce")
         assert isinstance(found, dict)
         return found

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import installed_flags, steps
+from gpurun import host_python, installed_flags, steps
 from gpurun.launch import home_of
 
 _ROLES = Path(__file__).parents[2]
@@ -47,16 +44,14 @@ class ActionModule(ActionBase):
         return {"changed": bool(told), "refused": told, "notes": notes}
 
     def _ask(self, python: str, asked: list[dict[str, Any]], marks: dict[str, str]) -> list[dict[str, Any]]:
-        """What the host's engines answer. The program goes to its Python by standard input: no module has to start.
+        """What the host's engines answer.
 
         Each call is short; what takes longer (an engine is imported for the first time) goes on in a worker there.
         """
         program = _PROGRAM.format(worker=_WORKER.read_text(), reader=_READER.read_text(), asked=asked, marks=marks)
         while True:
-            answer = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
-            if answer["rc"] != 0:
-                raise AnsibleActionFail(f"cannot ask which flags the engines take: {answer['stderr'].strip()[-500:]}")
-            found = json.loads(answer["stdout"])
+            what = "ask which flags the engines take"
+            found = host_python.ask(self._low_level_execute_command, python, program, what)
             assert isinstance(found, list)
             if not any(one.get("working") for one in found):
                 return found

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import script_check, steps
+from gpurun import host_python, script_check, steps
 
 _SOURCE = Path(__file__).parents[2] / "load" / "files" / "check_script.py"
 
@@ -28,8 +25,5 @@ class ActionModule(ActionBase):
         own = store.manifest.hosts[planned["host"]]["host"]["python"]["path"]
         python = "python3" if planned["load"].get("host") else str(own)
         program = script_check.program(_SOURCE.read_text(encoding="utf-8"), planned, store.manifest.run)
-        said = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
-        if said["rc"] != 0:
-            raise AnsibleActionFail(f"cannot look at the script: {said['stderr'].strip()[-500:]}")
-        answer = json.loads(said["stdout"])
+        answer = host_python.ask(self._low_level_execute_command, python, program, "look at the script")
         return {"changed": False, "failure": script_check.failure(planned, answer), "notes": answer["notes"]}

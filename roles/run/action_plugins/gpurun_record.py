@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 import zlib
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import steps
+from gpurun import host_python, steps
 
 _COLLECTING = Path(__file__).parents[1] / "module_utils" / "gpurun_collecting.py"
 _HEADERS = Path(__file__).parents[2] / "facts" / "module_utils" / "gpurun_model_headers.py"
@@ -60,18 +57,12 @@ class ActionModule(ActionBase):
         return {"changed": True, "sample": sample.model_dump(mode="json", by_alias=True), "now": time.time()}
 
     def _collect(self, python: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        """What gpurun_collect would bring, without the third of a second that a module's start costs each sample.
-
-        The program and its arguments go to the host's Python by its standard input.
-        """
+        """What gpurun_collect would bring, without the start of a module for each sample."""
         model = wanted.pop("model", None)
         program = f"{_COLLECTING.read_text()}\nimport json\nfound = collect(**{wanted!r})\n"
         if model:
             program += _HEADERS.read_text().replace(_FUTURE, "") + _DESCRIBE % model
         program += "print(json.dumps(found))\n"
-        answer = self._low_level_execute_command(f"{quote(python)} -I -", in_data=program.encode())
-        if answer["rc"] != 0:
-            raise AnsibleActionFail(f"cannot read what the sample left: {answer['stderr'].strip()[-500:]}")
-        found = json.loads(answer["stdout"])
+        found = host_python.ask(self._low_level_execute_command, python, program, "read what the sample left")
         assert isinstance(found, dict)
         return found
