@@ -20,7 +20,7 @@ _SLACK_TOKENS = 64  # of requests that tools make to see whether the server is t
 _TEMPLATE_TOKENS = 64  # that a chat template may add: the same in every prompt, and rightly cached
 _CACHED_SHARE = 0.1
 _SHORT = 0.95  # of the time that was asked for
-_IDLE = 0.7  # of the concurrency that was asked for
+_IDLE, _IDLE_FROM_S = 0.7, 0.1  # of the concurrency that was asked for; shorter loads are mostly start
 _CPU_SHARE, _CPU_FROM_S = 0.95, 2.0  # of one core; shorter loads are mostly start
 _PROMPT_OFF, _PROMPT_TOKENS_OFF = 0.1, 16
 _TIMES_OFF = 0.25
@@ -91,7 +91,7 @@ def _concurrency(how: Mapping[str, Any], asked: int | None, parsed: ParsedLoad) 
     """Mean requests in flight (Little's law) against the number that should always have been. The last requests of a
     load run alone: of n / c waves, one is allowed for that."""
     wanted, e2e, duration = how.get("concurrency"), parsed.metrics.get("e2e_mean_ms"), parsed.metrics.get("duration_s")
-    if not wanted or not e2e or not duration or parsed.failed:
+    if not wanted or not e2e or not duration or duration < _IDLE_FROM_S or parsed.failed:
         return
     if asked:
         wanted = min(wanted, asked)
