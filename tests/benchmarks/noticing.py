@@ -2,8 +2,7 @@
 
 A campaign on a booted host with systemd and one without, side by side: servers that take uneven times to start, and
 some that die in the middle of a load, by exit and by signal. The server's own log says when that was; it is compared
-with what the host wrote down about the job (ready_at, ended_at), and with when the controller knew. The hosts share
-this machine's clock, and its cores: note the load average.
+with when the controller knew. The hosts share this machine's clock, and its cores: note the load average.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def main() -> None:
                 program = desk.bench("--fail-on", "never")
                 program.finish(LIMIT_S)
                 run = desk.folder / "results" / "fleet" / program.run
-                jobs = [job for fleet in (booted, plain) for job in states(fleet, program.run)]
-                report(delays(run, jobs))
+                report(delays(run))
             finally:
                 desk.end()
 
@@ -70,55 +68,31 @@ def campaign(rounds: int) -> dict[str, Any]:
     }
 
 
-def states(fleet: HostFleet, run: str) -> list[dict[str, Any]]:
-    """What the host wrote down about each job of the run: host, name, log, ready, ended."""
-    script = (
-        "import json, pathlib, sys\n"
-        "for d in sorted(pathlib.Path.home().joinpath('.gpurun/jobs', sys.argv[1]).iterdir()):\n"
-        "    read = lambda name: (d / name).read_text(errors='replace') if (d / name).exists() else ''\n"
-        "    one = {'job': d.name, 'log': read('log')}\n"
-        "    print(json.dumps({**one, **{k: json.loads(read(k + '.json') or '{}') for k in ('ready', 'ended')}}))\n"
-    )
-    lines = fleet[0].exec(["python3", "-c", script, run]).stdout.splitlines()
-    return [{"host": fleet[0].name, **json.loads(line)} for line in lines]
-
-
-def delays(run: Path, jobs: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[float]]:
-    """(what, by whom, host) -> how long after the fact, in seconds."""
-    planned = {
-        (sample["host"], sample["server"]["job"]): sample
-        for sample in json.loads((run / "plan.json").read_text())["samples"]
-    }
-    known: dict[tuple[str, int, str, str], float] = {}  # when the controller knew: host, round, variant, stage
+def delays(run: Path) -> dict[tuple[str, str], list[float]]:
+    """(what, host) -> how long after the fact the controller knew, in seconds."""
+    known: dict[tuple[str, int, str, str], float] = {}  # host, round, variant, stage -> when
     for event in map(json.loads, (run / "events.jsonl").read_text().splitlines()):
         if event["event"] == "SampleStage":
             where = event["where"]
             known.setdefault((where["host"], where["round"], where["variant"], event["stage"]), event["time"])
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for job in jobs:
-        sample = planned.get((job["host"], job["job"]))
-        if sample is None:
-            continue  # a load client
-        facts = dict(line.split() for line in job["log"].splitlines() if line.startswith(("answering ", "dying ")))
-        at = (job["host"], sample["round"], sample["variant"])
-        noticed = {
-            ("ready", "answering", "serving"): job["ready"].get("ready_at"),
-            ("crash", "dying", "collecting"): job["ended"].get("ended_at"),
-        }
-        for (what, fact, stage), seen in noticed.items():
-            if fact in facts and seen and (*at, stage) in known:
-                found.setdefault((what, "host", at[0]), []).append(seen - float(facts[fact]))
-                found.setdefault((what, "controller", at[0]), []).append(known[(*at, stage)] - float(facts[fact]))
+    found: dict[tuple[str, str], list[float]] = {}
+    for stored in run.glob("samples/*/*/*/sample.json"):
+        sample, log = json.loads(stored.read_text()), stored.with_name("server.log").read_text(errors="replace")
+        facts = dict(line.split() for line in log.splitlines() if line.startswith(("answering ", "dying ")))
+        for what, fact, stage in (("ready", "answering", "serving"), ("crash", "dying", "collecting")):
+            at = known.get((sample["host"], sample["round"], sample["variant"], stage))
+            if fact in facts and at:
+                found.setdefault((what, sample["host"]), []).append(at - float(facts[fact]))
     return found
 
 
-def report(found: dict[tuple[str, str, str], list[float]]) -> None:
+def report(found: dict[tuple[str, str], list[float]]) -> None:
     """The table, beside the bars."""
     print(f"load average {os.getloadavg()[0]:.1f}")
-    print(f"{'':8} {'noticed by':12} {'host':8} {'n':>4} {'median':>9} {'max':>9} {'bar':>7}")
-    for (what, who, host), seconds in sorted(found.items()):
+    print(f"{'':8} {'host':8} {'n':>4} {'median':>9} {'max':>9} {'bar':>7}")
+    for (what, host), seconds in sorted(found.items()):
         middle, most = statistics.median(seconds), max(seconds)
-        print(f"{what:8} {who:12} {host:8} {len(seconds):4} {middle:7.3f} s {most:7.3f} s {BARS_S[what]:5.1f} s")
+        print(f"{what:8} {host:8} {len(seconds):4} {middle:7.3f} s {most:7.3f} s {BARS_S[what]:5.1f} s")
 
 
 if __name__ == "__main__":
