@@ -87,9 +87,9 @@ class Desk:
         return program.finish(120), program
 
     def samples(self, run: str) -> dict[tuple[str, int, str], dict[str, Any]]:
-        """(host, round, variant) -> stored sample."""
+        """(host, round, variant) -> stored sample, without what was set aside (`HOST~1`) and measured again."""
         paths = (self.folder / "results" / "fleet" / run / "samples").glob("*/*/*/sample.json")
-        stored = [json.loads(path.read_text()) for path in paths]
+        stored = [json.loads(path.read_text()) for path in paths if "~" not in path.parent.name]
         return {(one["host"], one["round"], one["variant"]): one for one in stored}
 
     def end(self) -> None:

@@ -199,7 +199,9 @@ class Place:
         return document
 
     def samples(self, run: str) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted(self.stored(run).glob("samples/*/*/*/sample.json"))]
+        """What stands for the run: without what was set aside (`HOST~1`) and measured again."""
+        paths = sorted(self.stored(run).glob("samples/*/*/*/sample.json"))
+        return [json.loads(path.read_text()) for path in paths if "~" not in path.parent.name]
 
     def end(self) -> None:
         for program in self._started:
