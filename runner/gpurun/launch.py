@@ -125,7 +125,14 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     if engine.install is not None and program is None and container is None:
         install = {"name": engine.name, "version": version, "launcher": engine.launcher}
         install |= {key: render_tree(getattr(engine.install, key), own) for key in ("packages", "python", "check")}
-    about = {"name": engine.name, "version": version} | ({"binary": program} if program else {})
+    about = {"name": engine.name, "version": version}
+    if program:
+        found = facts.get("host", {})
+        usual = program == (found.get("commands") or {}).get(engine.binary)
+        about |= {
+            "version": (found.get("engine_versions") or {}).get(engine.binary) if usual else None,
+            "binary": program,
+        }
     if container is not None:
         about |= {"version": (server.engine or "").partition("==")[2] or None, "image": container["image"]}
     planned = {

@@ -112,3 +112,16 @@ def test_commands_are_found_where_a_session_does_not_look(monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     assert gpurun_host.find_command("sh") in ("/usr/bin/sh", "/bin/sh")
     assert gpurun_host.find_command("no-such-program") is None
+
+
+def test_versions_of_engines_that_a_host_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run must see that a program of the host is another one now."""
+    bins = tmp_path / "venv" / "bin"
+    (tmp_path / "venv/lib/python3.12/site-packages/vllm-0.33.0.dist-info").mkdir(parents=True)
+    put(tmp_path, "venv/bin/vllm", "#!/bin/sh\nexit 3\n")
+    put(tmp_path, "venv/bin/sglang", "#!/bin/sh\nexit 3\n")
+    put(tmp_path, "venv/bin/llama-server", "#!/bin/sh\necho 'ggml: cpu'\necho 'version: 10434 (a1b2c3d)' >&2\n")
+    for program in bins.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bins}:/usr/bin:/bin")
+    assert gpurun_host.collect("~")["engine_versions"] == {"vllm": "0.33.0", "llama-server": "10434 (a1b2c3d)"}

@@ -408,6 +408,11 @@ def test_a_program_of_the_host_is_used_unless_a_version_is_pinned() -> None:
     assert server_of(plain)["argv"][0].endswith("/bin/python")
     named = changed(server__binary="/my/llama-server")
     assert server_of(named, facts)["argv"][0] == "/my/llama-server"
+    before = plan_of(plain, facts).samples[0]
+    facts["h"]["host"]["engine_versions"] = {"llama-server": "10434 (a1b2c3d)"}
+    assert server_of(plain, facts)["engine"]["version"] == "10434 (a1b2c3d)"
+    assert plan_of(plain, facts).samples[0].content != before.content  # not resumed with what another build measured
+    assert server_of(named, facts)["engine"]["version"] is None
 
 
 def test_what_a_host_needs() -> None:

@@ -8,6 +8,7 @@ import pwd
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,6 +66,7 @@ def collect(home: str) -> dict[str, object]:
         "user": _user(),
         "uid": os.getuid(),
         "commands": {name: find_command(name) for name in COMMANDS},
+        "engine_versions": {name: version for name in ENGINES if (version := _version(find_command(name)))},
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
         "machine_id": _read("/etc/machine-id"),
         "clock_unix": time.time(),
@@ -75,6 +77,25 @@ def collect(home: str) -> dict[str, object]:
 def find_command(name: str) -> str | None:
     """Its path on PATH, or in the places that a non-login session forgets."""
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *_MORE_PATHS)))
+
+
+def _version(program: str | None) -> str | None:
+    """The version of an engine's program: of the Python package beside it, else what llama-server says of itself (the
+    others take seconds to say so)."""
+    if program is None:
+        return None
+    name, beside = Path(program).name, Path(program).resolve().parent.parent
+    for package in {name, "tensorrt_llm" if name == "trtllm-serve" else name}:
+        for found in beside.glob(f"lib/python3*/site-packages/{package}-*.dist-info"):
+            return found.name[len(package) + 1 : -len(".dist-info")]
+    if name != "llama-server":
+        return None
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = [line for line in (said.stdout + said.stderr).splitlines() if line.startswith("version: ")]
+    return lines[0][len("version: ") :] if lines else None
 
 
 def usable_cpus() -> int:
