@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -297,8 +296,7 @@ class _Run(Session):
             error.message = f"interrupted after {done} of {count} samples"
             error.hint = f"the run is kept in {self._store.directory}; `--resume {self._run_id}` goes on with it"
             if self._interrupts.count > 1:
-                inventory = f" -i {shlex.quote(str(self._options.inventory))}" if self._options.inventory else ""
-                error.hint = f"clean-up was cut off; `gpurun stop {self._run_id}{inventory}` ends what is left"
+                error.hint = self._cut_off()
         with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told
             error.result, _, _ = steps.close_run(self._store, cut_short=error)
         return error

@@ -201,6 +201,7 @@ class Controller:
                 "ansible-playbook is not installed beside gpurun",
                 hint="reinstall gpurun: pip install --force-reinstall gpurun",
             )
+        self.given = inventory
         self.inventory = (inventory or paths.content() / "inventory" / "localhost.yml").resolve()
         self.limit = limit
         self.directory = Path(tempfile.mkdtemp(prefix=f"gpurun-{os.getpid()}-"))

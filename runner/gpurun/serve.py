@@ -92,9 +92,7 @@ class _Serve(Session):
             if isinstance(error, InterruptedRunError):
                 error.hint = "what was started has been ended"
                 if self._interrupts.count > 1:
-                    error.hint = (
-                        f"clean-up was cut off; `gpurun stop {plan.run}` with the same inventory ends what is left"
-                    )
+                    error.hint = self._cut_off()
             raise
 
     def _start(self, hosts: Sequence[str], plan: Plan) -> list[Served]:

@@ -49,6 +49,7 @@ class Session:
         self._lost: dict[str, str] = {}
         self._load_hosts: dict[str, str] = {}  # server host -> the other host that sends its load
         self._forgive: tuple[type[Exception], ...] = ()
+        self._doing: dict[str, str] = {}  # what each host was last told to do
 
     def _preflight(self, *, loads: bool = False) -> dict[str, Mapping[str, Any]]:
         """The facts of each host; with `loads`, also of the one that sends its load."""
@@ -199,8 +200,19 @@ class Session:
         hint = "nothing was changed on a host"  # until the run has begun
         return InterruptedRunError("interrupted", terminated=self._interrupts.terminated, hint=hint)
 
+    def _cut_off(self) -> str:
+        """What a clean-up that was skipped may have left, and the command that ends it."""
+        inventory = self._controller.given
+        command = f"gpurun stop {self._run_id}" + (f" -i {shlex.quote(str(inventory))}" if inventory else "")
+        left = [f"on {host} gpurun was {doing}" for host, doing in sorted(self._doing.items())]
+        return f"clean-up was cut off; `{command}` ends what is left" + "".join(f"\n{one}" for one in left)
+
     def _emit(self, event: events.Event) -> None:
         now = time.time()
+        if isinstance(event, events.SampleStage):
+            self._doing[event.where.host] = f"{event.stage} `{event.where.variant}`"
+        elif isinstance(event, events.StageStarted) and event.host:
+            self._doing[event.host] = f"about to {event.detail}"
         if self._store is not None:
             with contextlib.suppress(*self._forgive):
                 self._store.append_event(events.record(event, now))

@@ -105,6 +105,7 @@ def test_a_second_ctrl_c_skips_the_clean_up_and_says_how_to_do_it(place: Place) 
     program.send(signal.SIGINT)
     assert program.finish(10) == 130, program.stderr
     assert f"gpurun stop {program.run} -i inventory.yml" in program.stderr
+    assert "on here gpurun was starting `baseline`" in program.stderr
     stop = place.start("stop", program.run, "-i", "inventory.yml")
     assert stop.finish() == 0, stop.stderr
     eventually(lambda: not place.leftovers())
