@@ -186,8 +186,19 @@ def test_what_a_token_costs(config: dict[str, Any], flags: str, each: int) -> No
     assert fit(ask("sglang==0.5.23", "8x H200", flags, of(config))).kv_bytes_per_token == each
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm", "llamacpp"])
+@pytest.mark.parametrize("lacks", ["num_hidden_layers", "hidden_size"])
+def test_a_model_that_does_not_tell_its_layers_is_not_said_to_fit(engine: str, lacks: str) -> None:
+    known = of({key: value for key, value in LLAMA_8B.items() if key != lacks})
+    question = ask(engine, "8x H200", "", known)
+    found = fit(question)
+    assert found.fits is None and found.kv_tokens is None
+    assert sentence(question, found).startswith("cannot tell whether it fits") and "does not tell" in found.notes[0]
+
+
 def test_an_unknown_cache_gives_no_number() -> None:
     found = fit(ask("sglang", "8x H200", "", of({**MLA, "compress_ratios": [4, 128]})))
+    assert found.fits is None and found.rest_gib
     assert found.kv_bytes_per_token is None and found.kv_tokens is None
     assert "not known: its cache is compressed" in found.notes[0]
 
@@ -311,7 +322,9 @@ def test_cards_by_many_names() -> None:
         [{"name": "NVIDIA H200", "memory_total_mib": 143771}, {"name": "NVIDIA H200", "memory_total_mib": 143771}]
     )
     assert found is not None and (found.count, found.cuda_gib) == (2, 139.72)
-    assert gpus_of([]) is None
+    assert gpus_of([]) is None and gpus_of([{"name": "Something", "memory_total_mib": None}]) is None
+    spark = gpus_of([{"name": "NVIDIA GB10", "memory_total_mib": None}])  # nvidia-smi does not tell
+    assert spark is not None and (spark.count, spark.cuda_gib) == (1, 121.69)
 
 
 def test_every_card_has_one_meaning() -> None:
@@ -398,12 +411,14 @@ def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
         ("vllm", '--speculative-config {"num_speculative_tokens":"three"}'),
         ("trtllm", "--pp_size 0"),
         ("llamacpp", "--parallel 0"),
+        ("llamacpp", "--ctx-size -5"),
     ],
 )
 def test_a_wrong_number_in_a_flag_is_no_mistake_of_gpuruns(tmp_path: Path, engine: str, flags: str) -> None:
     known = gpurun_model_headers.describe(write(tmp_path / "m", {**LLAMA_8B, "quantization_config": "none"}))
     [note] = check(subject(flags, known, engine=engine, version=None))
-    why = "a flag has a value" if "{" in flags else f"`{flags}`: a number above 0 is wanted"
+    wanted = "no number below 0 is wanted" if "ctx" in flags else "a number above 0 is wanted"
+    why = "a flag has a value" if "{" in flags else f"`{flags}`: {wanted}"
     assert note.severity == "warn" and note.message.startswith(f"what fits is not predicted: {why}")
 
 

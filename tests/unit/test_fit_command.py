@@ -111,7 +111,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         ((*SEED, "--pp", "2"), "`--tp 8 --pp 2` needs 16 GPUs, and `--gpu` names 8", "16x RTX PRO 6000"),
         ((*SEED, "--page-size", "0"), "`--page-size 0`: a number above 0 is wanted", None),
         ((*SEED, "--tp", "-8"), "`--tp -8`: a number above 0 is wanted", None),
-        ((*SEED, "--context-length", "0"), "is no number above 0", None),
+        ((*SEED, "--context-length", "0"), "`--context-length 0`: a number above 0 is wanted", None),
         ((*SEED, "--available-gib", "100", "--total-gib", "94"), "is more than `--total-gib`", None),
         ((*SEED, "--available-gib", "-3"), "is no memory of a GPU", None),
         (("/nowhere/at/all", "--gpu", "H100", "--engine", "vllm"), "there is no model `/nowhere/at/all`", "org/model"),

@@ -167,9 +167,6 @@ def _not_a_choice(reading: Reading, part: Part, end: int) -> Problem | None:
 def wrong(question: Question, settings: Settings) -> list[Problem]:
     """What no arithmetic helps: more GPUs than there are, heads that cannot be divided."""
     problems, split, cards = [], question.split, question.gpus
-    context = settings.values.get("context")
-    if context is not None and context < (0 if question.engine == "llamacpp" else 1):
-        problems.append(Problem(f"`{settings.given['context']} {context}` is no number above 0"))
     if cards is not None and question.needs_gpus > cards.count:
         what = " ".join(
             f"{settings.given[each]} {settings.values[each]}" for each in ("tp", "pp", "dp") if each in settings.given

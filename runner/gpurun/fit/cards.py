@@ -63,12 +63,16 @@ def card_named(name: str) -> Mapping[str, Any] | None:
 
 
 def gpus_of(facts: Sequence[Mapping[str, Any]]) -> Gpus | None:
-    """The cards of a host, as the facts module found them; None where it has none, or their memory is not known."""
-    sizes = [float(gpu["memory_total_mib"]) for gpu in facts if gpu.get("memory_total_mib")]
+    """The cards of a host, as the facts module found them; None where it has none, or their memory is not known.
+
+    That of a card which shares the host's memory is the table's: nvidia-smi does not tell it.
+    """
+    name = str(facts[0].get("name") or "GPU") if facts else ""
+    card = card_named(name)
+    other = card["memory_mib"] if card else None
+    sizes = [float(gpu.get("memory_total_mib") or other) for gpu in facts if gpu.get("memory_total_mib") or other]
     if not sizes or len(sizes) < len(facts):
         return None
-    name = str(facts[0].get("name") or "GPU")
-    card = card_named(name)
     same = card is not None and abs(card["memory_mib"] - min(sizes)) < 0.01 * min(sizes)
     return Gpus(len(sizes), name, min(sizes), card.get("cuda_gib") if card and same else None)
 

@@ -87,6 +87,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         message = f"nothing is known of `{name}`: whether it fits is not predicted"
         if name:
             yield _finding("fit", "note", message, "look at hosts that have it, or ask `gpurun fit`")
+    if found.fits is None and question.sizes is not None:
+        yield _finding("fit", "note", sentence(question, found), "look at what the engine itself reports", **told)
     if found.fits is False:
         severity = "refuse" if _certain(question, found) else "warn"
         advice = smallest_change(question) or "no single change that gpurun knows would make it fit"

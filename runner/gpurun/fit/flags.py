@@ -16,7 +16,7 @@ from gpurun.fit.sizes import knowledge
 
 _FLAG = re.compile(r"--?[A-Za-z]")  # what begins with a minus and a digit is a value
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
-_ABOVE_0 = ("tp", "pp", "dp", "ep", "attn_dp", "page", "max_running")
+_ABOVE_0 = ("tp", "pp", "dp", "ep", "attn_dp", "page", "max_running", "context")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's: 16k, 16K
 
 
@@ -63,8 +63,8 @@ def read_flags(argv: Sequence[str], rules: FlagRules, known: Mapping[str, Sequen
             value, index = argv[index], index + 1
         try:
             typed = _typed(value, kind)
-            if setting in _ABOVE_0 and typed is not None and typed < 1:
-                raise ValueError("a number above 0 is wanted")
+            if setting in _ABOVE_0 and typed is not None and typed < (0 if kind == "length" else 1):
+                raise ValueError("a number above 0 is wanted" if kind != "length" else "no number below 0 is wanted")
             found.values[setting] = typed
             found.given[setting] = written
         except ValueError as error:
@@ -94,9 +94,9 @@ def _typed(text: str, kind: str) -> Any:
             raise ValueError("a number is wanted, such as 16384 or 16k")
         return int(float(match[1]) * _UNITS[match[2]])
     try:
-        value = int(text) if kind == "int" else float(text)
+        value = int(text) if kind in ("int", "length") else float(text)
     except ValueError:
-        raise ValueError("a whole number is wanted" if kind == "int" else "a number is wanted") from None
+        raise ValueError("a whole number is wanted" if kind in ("int", "length") else "a number is wanted") from None
     if kind == "number" and not 0 < value < math.inf:
         raise ValueError("a number above 0 is wanted")
     if kind == "fraction" and not 0 < value < 1 + 1e-9:

@@ -96,6 +96,9 @@ class Answer:
     notes: list[str] = field(default_factory=list)
 
     def done(self) -> Fit:
+        sizes, measured = self.question.sizes, self.question.available_gib is not None
+        if self.values.get("fits") and sizes is not None and sizes.unknown is not None and not measured:
+            self.values["fits"] = None  # something is left, but one request may take more
         return Fit(
             engine=self.question.engine, rules=self.question.rule["version"], notes=self.notes, **_rounded(self.values)
         )

@@ -89,7 +89,11 @@ class Sizes:
         for key, why in knowledge("models")["unknown"].items():
             if self.config.get(key):
                 return str(why)
-        return None if self.full + self.window + self.state else "its config.json does not tell its layers"
+        if not self.full + self.window + self.state:
+            return "its config.json does not tell its layers"
+        if self.full + self.window and not self.latent and not all(self.head_bytes):
+            return "its config.json does not tell the width of its attention"
+        return None
 
     @property
     def architectures(self) -> list[str]:

@@ -23,8 +23,9 @@ def sentence(question: Question, found: Fit, length: int | None = None) -> str:
     `length`: tokens of one request, prompt and answer.
     """
     if found.fits is None:
-        lacks = [] if question.sizes or question.available_gib else ["that takes a model, or --available-gib"]
-        return "; ".join(["cannot tell whether it fits", *lacks, *found.notes])
+        why = [] if question.sizes or question.available_gib else ["that takes a model, or --available-gib"]
+        why += [] if found.rest_gib is None else [f"{found.rest_gib:.1f} GiB are left for the KV cache"]
+        return "; ".join(["cannot tell whether it fits", *why, *found.notes])
     if not found.fits:
         change = smallest_change(question)
         return f"does not fit: {shortfall(found)}; {change or 'no single change that gpurun knows would make it fit'}"
