@@ -100,7 +100,9 @@ def _known(subject: Subject) -> dict[str, Any]:
         None,
     )
     driver = re.match(r"\d+", str((subject.facts.get("driver") or {}).get("version") or ""))
-    block = _mapping(model["quantization_config"]).get("weight_block_size")
+    quantized = _mapping(model["quantization_config"])
+    block = quantized.get("weight_block_size")
+    words = (subject.flags.get("quantization"), *(quantized.get(key) for key in ("quant_method", "quant_algo", "format")))
     return {
         "engine": subject.engine,
         "version": subject.version,
@@ -112,6 +114,7 @@ def _known(subject: Subject) -> dict[str, Any]:
         "card": oldest.get("name"),
         "nvlink": _all_linked(gpus, subject.facts),
         "model": model,
+        "quant": " ".join(word.lower() for word in words if isinstance(word, str)),
         "experts": model["n_routed_experts"] or model["num_experts"] or model["num_local_experts"],
         "moe_size": model["moe_intermediate_size"],
         "block": block[0] if isinstance(block, list) and block else None,

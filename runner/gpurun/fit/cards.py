@@ -70,7 +70,7 @@ def gpus_of(facts: Sequence[Mapping[str, Any]]) -> Gpus | None:
     name = str(facts[0].get("name") or "GPU") if facts else ""
     card = card_named(name)
     other = card["memory_mib"] if card else None
-    sizes = [float(gpu.get("memory_total_mib") or other) for gpu in facts if gpu.get("memory_total_mib") or other]
+    sizes = [float(size) for gpu in facts if (size := gpu.get("memory_total_mib") or other)]
     if not sizes or len(sizes) < len(facts):
         return None
     same = card is not None and abs(card["memory_mib"] - min(sizes)) < 0.01 * min(sizes)
