@@ -102,7 +102,10 @@ def _known(subject: Subject) -> dict[str, Any]:
     driver = re.match(r"\d+", str((subject.facts.get("driver") or {}).get("version") or ""))
     quantized = _mapping(model["quantization_config"])
     block = quantized.get("weight_block_size")
-    words = (subject.flags.get("quantization"), *(quantized.get(key) for key in ("quant_method", "quant_algo", "format")))
+    words = (
+        subject.flags.get("quantization"),
+        *(quantized.get(key) for key in ("quant_method", "quant_algo", "format")),
+    )
     return {
         "engine": subject.engine,
         "version": subject.version,

@@ -110,7 +110,14 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any], dict[
         {},
         {"host": H100},
     ),
-    ("vllm-attention-arch", "vllm==0.33.0", {"attention_backend": "FLASHINFER_MLA"}, RTX, {}, {"engine": "vllm==0.10.0"}),
+    (
+        "vllm-attention-arch",
+        "vllm==0.33.0",
+        {"attention_backend": "FLASHINFER_MLA"},
+        RTX,
+        {},
+        {"engine": "vllm==0.10.0"},
+    ),
     (
         "vllm-attention-arch",
         "vllm",
