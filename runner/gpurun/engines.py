@@ -34,7 +34,10 @@ class Install(Part):
     python: str | None = None  # version for the environment; null: the host's own
     packages: list[str]  # requirements; `{{ engine.version }}` is the version asked for
     exact: bool = False  # without what the packages ask for: they are all listed
+    locked: list[str] = []  # versions that the role `engine` has a lock for: files/locks/<engine>-<version>.txt
     check: list[str] = []  # argv that must succeed in a complete environment
+    prefetch: list[str] = []  # argv that fetches kernels, so that the first start does not; once, where there is a GPU
+    disk_gib: float = 1  # free space that the environment and what is downloaded for it may take
 
 
 class Command(Part):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -47,6 +48,18 @@ options:
     type: list
     elements: str
     default: []
+  prefetch:
+    description: A command that fetches what the first start would, after the installation. Its failure is only told.
+    type: list
+    elements: str
+    default: []
+  builds:
+    description:
+      - Requirements to build from source with what is in the environment, one after the other, after the installation.
+      - As many compilers at once (C(MAX_JOBS)) as the memory allows, unless the environment says.
+    type: list
+    elements: str
+    default: []
   wait_s: {description: Seconds that one call may take., type: float, default: 20}
   life_s: {description: Seconds after which the installation is given up., type: int, default: 3600}
 author: gpurun
@@ -69,7 +82,8 @@ RETURN = r"""
 status: {description: complete or working., type: str, returned: always}
 dir: {description: The environment's folder., type: str, returned: when complete}
 python: {description: Its Python., type: str, returned: when complete}
-versions: {description: Version of each pinned package., type: dict, returned: when complete}
+versions: {description: "Version of each package, but for those that depend on the host.", type: dict, returned: when complete}
+note: {description: "Why nothing was prefetched, or empty.", type: str, returned: when complete}
 seconds: {description: "What making it took; 0 where it was there.", type: float, returned: when complete}
 progress: {description: What the installation last said., type: dict, returned: when working}
 failure: {description: "class, message, proof, advice.", type: dict, returned: on failure}
@@ -88,7 +102,8 @@ class Environment:
         self.requirements = params["requirements"].strip() + "\n"
         self.params = params
         self.interpreter = params["python"] or str(Path(sys.executable).resolve())
-        self.pins = dict(re.findall(r"(?m)^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;\\]+)", self.requirements))
+        # Those with a condition (`; python_version < "3.12"`) are uv's to judge.
+        self.pins = dict(re.findall(r"(?m)^([\w.-]+)(?:\[[^]]*\])?==([^\s;\\]+)\s*\\?$", self.requirements))
         identity = [self.requirements, params["python"] or platform.python_version_tuple()[:2]]
         self.hash = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -102,10 +117,20 @@ class Environment:
 
     def make(self, report):
         """Build it; the marker comes last, so that whatever ends this leaves an environment that is not complete."""
-        marker = self.complete()
-        if marker:
-            return {**marker, "seconds": 0.0}
         begin = time.monotonic()
+        marker = self.complete() or self.install(report)
+        for package in self.unbuilt(marker):
+            self.build(package, report)
+            marker["builds"].append(package)
+            self.mark(marker)
+        return {**marker, "seconds": round(time.monotonic() - begin, 3)}
+
+    def unbuilt(self, marker):
+        """What is still to be built in a complete environment."""
+        return [package for package in self.params["builds"] if package not in marker.setdefault("builds", [])]
+
+    def install(self, report):
+        """Make the environment anew; what the marker then says."""
         uv = find_uv(self.params["uv"])
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
@@ -124,9 +149,33 @@ class Environment:
             (packages / "gpurun.pth").write_text("../../..\n", encoding="utf-8")
         self.write_files()
         self.check()
-        document = {"hash": self.hash, "versions": versions, "made_at": time.time()}
+        note = self.prefetch(env, report)
+        document = {"hash": self.hash, "versions": versions, "note": note, "builds": [], "made_at": time.time()}
+        self.mark(document)
+        return document
+
+    def mark(self, document):
+        """Say that the environment is complete."""
         replace(self.path / MARKER, json.dumps(document).encode())
-        return {**document, "seconds": round(time.monotonic() - begin, 3)}
+
+    def prefetch(self, env, report):
+        """Fetch what the first start would. Its failure costs that start time, and nothing else: returns why."""
+        if not self.params["prefetch"]:
+            return ""
+        try:
+            run(self.params["prefetch"], str(self.path), env, f"{self.path.name}, kernels", report)
+        except Trouble as trouble:
+            return f"nothing was prefetched, so the first start takes longer: {trouble.proof or trouble.message}"
+        return ""
+
+    def build(self, package, report):
+        """Build one package against those that are there. Such a compiler takes gigabytes: some 8 each are reckoned."""
+        env = environment(str(Path(self.params["cache"]).expanduser()))
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        env.setdefault("MAX_JOBS", str(max(1, min(len(os.sched_getaffinity(0)) // 2, pages >> 33))))
+        argv = [find_uv(self.params["uv"]), "pip", "install", "--python", str(self.python), "--no-build-isolation"]
+        argv += ["--constraint", str(self.path / "requirements.txt"), package]
+        run(argv, str(self.path), env, f"{package} for {self.path.name}", report)
 
     def versions(self):
         """Versions as the environment itself tells them. Trouble where they are not those asked for."""
@@ -185,6 +234,8 @@ def main():
             "python": {"type": "str"},
             "files": {"type": "dict", "default": {}},
             "check": {"type": "list", "elements": "str", "default": []},
+            "prefetch": {"type": "list", "elements": "str", "default": []},
+            "builds": {"type": "list", "elements": "str", "default": []},
             "wait_s": {"type": "float", "default": 20.0},
             "life_s": {"type": "int", "default": 3600},
         },
@@ -192,10 +243,11 @@ def main():
     )
     wanted = Environment(module.params)
     marker, seconds, changed = wanted.complete(), 0.0, False
+    todo = marker is None or bool(wanted.unbuilt(marker))
     if module.check_mode:
-        module.exit_json(changed=marker is None, status="complete", dir=str(wanted.path), python=str(wanted.python))
+        module.exit_json(changed=todo, status="complete", dir=str(wanted.path), python=str(wanted.python))
     try:
-        if marker is None:
+        if todo:
             news = carry_on(str(wanted.path), wanted.make, module.params["wait_s"], module.params["life_s"])
             if news["status"] == "working":
                 module.exit_json(changed=False, status="working", progress=news["progress"])
@@ -214,6 +266,7 @@ def main():
         dir=str(wanted.path),
         python=str(wanted.python),
         versions=versions,
+        note=marker.get("note", ""),
         seconds=seconds,
     )
 
