@@ -36,6 +36,7 @@ class Install(Part):
     exact: bool = False  # without what the packages ask for: they are all listed
     locked: list[str] = []  # versions that the role `engine` has a lock for: files/locks/<engine>-<version>.txt
     check: list[str] = []  # argv that must succeed in a complete environment
+    env: dict[str, str] = {}  # of its servers, unless the campaign says otherwise; an empty text: not set
     prefetch: list[str] = []  # argv that fetches kernels, so that the first start does not; once, where there is a GPU
     disk_gib: float = 1  # free space that the environment and what is downloaded for it may take
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpurun.cases import Case
 from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Server
-from gpurun.engines import canonical, flags_argv
+from gpurun.engines import Engine, canonical, flags_argv
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import PORT_TOKEN
 from gpurun.resolve import engine_version
@@ -84,10 +84,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     context = facts_for(facts, known, case.axes, server.port, BIND_FOR_OTHERS if load_host(host, facts) else BIND)
     program = _program(case, facts)
     version = None if program else engine_version(server, engine)
-    place = f"{home_of(facts)}/engines/{engine.name}-{version}"
-    installed = {"version": version, "dir": place, "bin": f"{place}/bin", "python": f"{place}/bin/python"}
-    installed |= {"launcher": f"{place}/{engine.launcher}", "binary": program}
-    own = {**context, "engine": installed}
+    own = {**context, "engine": {**place_of(engine, version, home_of(facts)), "binary": program}}
 
     def fill(value: Any, path: KeyPath) -> Any:
         try:
@@ -106,7 +103,9 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         argv += flags_argv(engine.flags, {flag: value}, partial(fill, path=("flags", flag)))
         if value is not None:
             flags[canonical(engine.flags, flag).replace("-", "_")] = fill(value, ("flags", flag))
-    env = {key: render(value, own) for key, value in engine.env.items()}
+    installs = engine.install if program is None and container is None else None
+    env = {key: text for key, value in (installs.env if installs else {}).items() if (text := render(value, own))}
+    env |= {key: render(value, own) for key, value in engine.env.items()}
     env |= {key: fill(value, ("env", key)) for key, value in (server.env or {}).items() if value is not None}
 
     rule, given = engine.ready, server.ready
@@ -122,9 +121,9 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     ready["model"] = model["name"] if named and ready["models"] else None
 
     install = None
-    if engine.install is not None and program is None and container is None:
-        install = {"name": engine.name, "version": version, "launcher": engine.launcher}
-        install |= {key: render_tree(getattr(engine.install, key), own) for key in ("packages", "python", "check")}
+    if installs is not None:
+        install = to_install(engine, version, home_of(facts))
+        install["prefetch"] = install["prefetch"] if context["gpus"] else []
     about = {"name": engine.name, "version": version}
     if program:
         found = facts.get("host", {})
@@ -150,6 +149,27 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
         "metrics_path": engine.metrics.path if engine.metrics else None,
     }
     return Launch(planned, install, flags)
+
+
+def place_of(engine: Engine, version: str | None, home: str) -> dict[str, Any]:
+    """Where a version of an engine is on a host, as the templates of its data file see it."""
+    place = f"{home}/engines/{engine.name}-{version}"
+    paths = {
+        "dir": place,
+        "bin": f"{place}/bin",
+        "python": f"{place}/bin/python",
+        "launcher": f"{place}/{engine.launcher}",
+    }
+    return {"version": version, **paths}
+
+
+def to_install(engine: Engine, version: str | None, home: str) -> dict[str, Any]:
+    """What the role `engine` is told about an engine that gpurun installs (one with `install`)."""
+    assert engine.install is not None
+    own = {"engine": place_of(engine, version, home)}
+    told = {key: render_tree(getattr(engine.install, key), own) for key in ("packages", "python", "check", "prefetch")}
+    lock = f"{engine.name}-{version}.txt" if version in engine.install.locked else None
+    return {"name": engine.name, "version": version, "launcher": engine.launcher, "lock": lock, **told}
 
 
 def _program(case: Case, facts: Mapping[str, Any]) -> str | None:

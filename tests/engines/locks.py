@@ -1,4 +1,4 @@
-"""Makes the locks that environments on the hosts are installed from, with uv: exact versions and checksums of everything.
+"""Makes the locks that environments on hosts are installed from, with uv: versions and checksums of everything.
 
     python -m tests.engines.locks [NAME...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import pwd
+import re
 import resource
 import shutil
 import socket
@@ -57,6 +58,7 @@ def collect(home: str) -> dict[str, object]:
         "home": str(place),
         "home_writable": os.access(_existing(place), os.W_OK | os.X_OK),
         "disk_free_bytes": _disk_free(place),
+        "cuda_home": cuda_home(place),
         "shm_bytes": _size("/dev/shm"),  # noqa: S108 (looked at, not used)
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "init": "systemd"
@@ -72,6 +74,17 @@ def collect(home: str) -> dict[str, object]:
         "clock_unix": time.time(),
         "load1": os.getloadavg()[0],
     }
+
+
+def cuda_home(place: Path) -> str | None:
+    """The newest CUDA 13 with a compiler: installed by gpurun for this user, else the system's."""
+    own = (env.parent for env in place.glob("cuda/*/.complete"))
+    homes = [home for env in own for home in env.glob("lib/python3*/site-packages/nvidia/cu13")]
+    for found in (homes, list(Path("/usr/local").glob("cuda-13*"))):
+        usable = [home for home in found if (home / "bin" / "nvcc").exists()]
+        if usable:
+            return str(max(usable, key=lambda home: [int(part) for part in re.findall(r"\d+", str(home))]))
+    return None
 
 
 def find_command(name: str) -> str | None:

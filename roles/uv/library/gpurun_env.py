@@ -82,7 +82,7 @@ RETURN = r"""
 status: {description: complete or working., type: str, returned: always}
 dir: {description: The environment's folder., type: str, returned: when complete}
 python: {description: Its Python., type: str, returned: when complete}
-versions: {description: "Version of each package, but for those that depend on the host.", type: dict, returned: when complete}
+versions: {description: Version of each package pinned without condition., type: dict, returned: when complete}
 note: {description: "Why nothing was prefetched, or empty.", type: str, returned: when complete}
 seconds: {description: "What making it took; 0 where it was there.", type: float, returned: when complete}
 progress: {description: What the installation last said., type: dict, returned: when working}
