@@ -21,6 +21,7 @@ from gpurun.template import is_template
 from gpurun.tree import Node
 
 _SIZE = re.compile(r"\d+(\.\d+)?[kmgt]|\d+[KMGT]")  # vLLM: 25.6k is 25600, 16K is 16384
+_SWITCHED = {"on": ("enabled", "true", "1"), "off": ("disabled", "false", "0"), "auto": ("-1",)}
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -293,9 +294,11 @@ class Reading:
                 self.find(at, f"`{name}` takes {wanted}{also}, not {text!r}")
             return
         parts = text.split(",") if option.commas else [value]
-        for part in parts if option.choices is not None else ():
-            if part not in option.choices:  # type: ignore[operator]
-                allowed = tuple(str(choice) for choice in option.choices or ())
+        choices = option.choices
+        for part in parts if choices is not None else ():
+            assert choices is not None
+            if part not in choices and part not in _said_otherwise(self.greedy, choices):
+                allowed = tuple(str(choice) for choice in choices)
                 self.find(
                     at, f"`{name}` does not take {str(part)!r}", allowed=allowed, nearest=nearest(str(part), allowed)
                 )
@@ -306,6 +309,13 @@ class Reading:
         if option.keys is not None and key not in option.keys:
             near = nearest(key, option.keys)
             self.find(at, f"`{name}` has no key `{key}`", allowed=() if near else tuple(option.keys), nearest=near)
+
+
+def _said_otherwise(greedy: bool, choices: Sequence[Any]) -> tuple[str, ...]:
+    """Other words for on, off and auto, which llama-server takes wherever it lists these (is_truthy in arg.cpp)."""
+    if not greedy or not set(choices) <= _SWITCHED.keys():
+        return ()
+    return tuple(word for choice in choices for word in _SWITCHED[choice])
 
 
 def _use(names: Sequence[str]) -> str | None:

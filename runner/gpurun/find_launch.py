@@ -68,7 +68,8 @@ def _find(simple: Sequence[Sequence[str]]) -> Found | None:
 
 def _inside(word: str) -> Found | None:
     try:
-        return _find(commands(word))
+        simple = commands(word)
+        return None if simple == [[word]] else _find(simple)  # `...` and $(...) stay one word
     except ValueError:
         return None
 

@@ -290,7 +290,12 @@ def _masked(text: str) -> str:
 
 
 def _spelled_out(part: Part, catalogue: Catalogue) -> Part:
-    """An abbreviated flag as the one that it stands for, where that is only one."""
+    """A flag by its long name: a short one, which no campaign has, or an abbreviation that stands for only one."""
+    if part.option is not None and not part.name.startswith("--"):
+        short, dot, key = part.name.partition(".")
+        names = part.option.negative if short in part.option.negative else part.option.names
+        long = next((name for name in names if name.startswith("--")), short)
+        return Part(part.at, long + dot + key, part.option, part.values)
     if part.option is not None or not part.name.startswith("--"):
         return part
     name, equals, value = part.name.partition("=")

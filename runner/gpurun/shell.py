@@ -12,6 +12,7 @@ from collections.abc import Iterator
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 OPEN = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\))|<[A-Za-z][\w./ -]*>|`[^`]*`")
 """What a reader has to fill in."""
+_PROMPT = re.compile(r"(?m)^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:?\S*\s?)?\$ ")  # also (venv) user@host:~$
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _KEPT = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`|\$\{[^}]*\}|<[A-Za-z][\w./ -]*>")
 _OPERATOR = re.compile(r"&&|\|\||[;|()]|&(?![>&])|\n")
@@ -20,7 +21,7 @@ _REDIRECTION = re.compile(r"(?:\d|&)?(?:>>|>&|<<<|[<>])\s*")
 
 def commands(text: str) -> list[list[str]]:
     """The simple commands of a text, each as its words. ValueError where a quote is not closed."""
-    text = re.sub(r"(?m)^\s*\$ ", "", text.replace("\\\r\n", "\\\n"))  # a prompt
+    text = _PROMPT.sub("", text.replace("\\\r\n", "\\\n"))
     if re.search(r"(?<!\S)'\\''", text):  # cut out of a text in single quotes, as `bash -c '...'` has it
         text = text.replace("'\\''", "'")
         text = text.rstrip()[:-1] if text.count("'") % 2 and text.rstrip().endswith("'") else text

@@ -48,6 +48,24 @@ def test_a_command_is_taken_over_whole(text: str) -> None:
     assert found.open == []
 
 
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("vllm serve org/m -dcp 8 -cc.mode=3", {"decode-context-parallel-size": 8, "compilation-config.mode": 3}),
+        ("llama-server -m /m.gguf -ngld 99 -no-kvu", {"spec-draft-ngl": 99, "kv-unified": False}),
+        ("(venv) user@host:~/llm$ llama-server -m /m.gguf -fa 1", {"flash-attn": 1}),
+    ],
+)
+def test_a_short_flag_has_its_long_name_in_a_campaign(text: str, flags: dict[str, Any]) -> None:
+    assert read(text)[0]["flags"] == flags
+
+
+@pytest.mark.parametrize("text", ["return `vllm serve my-${size}`;", "x=$(vllm serve org/m)", '`vllm serve "a b"`'])
+def test_a_launch_that_the_shell_would_run_for_its_output_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="no server is launched"):
+        campaign_from(text)
+
+
 def test_a_line_of_a_recipe_with_everything() -> None:
     server, found, _ = read(
         """

@@ -142,7 +142,8 @@ LOAD = "LLAMA_LOAD_MODE_"
 
 
 def flash(text: str, x: Any) -> Any:
-    word = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}.get(text)
+    words = {"ENABLED": "on enabled true 1", "DISABLED": "off disabled false 0", "AUTO": "auto -1"}
+    word = next((word for word, said in words.items() if text in said.split()), None)
     if word is None:
         raise ValueError(f"error: unknown value for --flash-attn: '{text}'")
     return getattr(x.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_" + word)
