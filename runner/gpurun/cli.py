@@ -86,11 +86,13 @@ def _report_bug(error: BaseException) -> str:
     return message
 
 
+_YES = ("1", "true", "t", "yes", "y", "on")  # what click takes for a flag's yes in a variable
+
+
 def _as_document(code: ExitCode, message: str, error: GpurunError | None = None) -> int:
     """With `--json`, an error is also one JSON document on stdout: a program that reads it never parses text."""
-    if "--json" in sys.argv or any(
-        os.environ.get("_".join(["GPURUN", *sys.argv[1:end], "JSON"]).upper()) for end in (2, 3)
-    ):
+    variables = ("_".join(["GPURUN", *sys.argv[1:end], "JSON"]).upper() for end in (2, 3))
+    if "--json" in sys.argv or any(os.environ.get(name, "").strip().lower() in _YES for name in variables):
         import json
 
         told = error.document() if error else {"code": int(code), "message": message, "hint": None, "where": None}

@@ -89,6 +89,9 @@ def test_json_asked_for_by_the_environment_counts_too(
     monkeypatch.setattr(sys, "argv", ["gpurun", "bench"])
     cli.guarded(raising(ConfigError([Problem("one"), Problem("two")])))
     assert len(json.loads(capsys.readouterr().out)["error"]["problems"]) == 2
+    monkeypatch.setenv("GPURUN_BENCH_JSON", "0")
+    cli.guarded(raising(ConfigError("no")))
+    assert capsys.readouterr().out == ""
 
 
 def test_a_bug_leaves_a_report_and_no_traceback_on_the_screen(

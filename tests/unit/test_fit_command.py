@@ -29,7 +29,7 @@ def run(*args: str) -> str:
 
 def document(*args: str) -> dict[str, Any]:
     found = json.loads(run(*args, "--json"))
-    assert tuple(found) == KEYS
+    assert found.pop("schema") == "gpurun.fit/1" and tuple(found) == KEYS
     assert isinstance(found, dict)
     return found
 

@@ -68,7 +68,8 @@ def command(
             "no memory can be predicted from a value of a flag or of the model", hint="look at their numbers"
         )
     if as_json:
-        click.echo(json.dumps({key: getattr(found, key) for key in KEYS}, indent=2))
+        document = {"schema": "gpurun.fit/1", **{key: getattr(found, key) for key in KEYS}}
+        click.echo(json.dumps(document, indent=2))
     else:
         click.echo(told(question, found))
 

@@ -42,8 +42,10 @@ def command(
         if event.kind == "ok" and "ended" in event.result:
             ended.setdefault(event.host, []).extend(event.result["ended"])
     lost = {**outcome.failed, **outcome.unreachable}
+    document = {"schema": "gpurun.stop/1", "ended": ended, "failed": lost}
     if as_json:
-        click.echo(json.dumps({"ended": ended, "failed": lost}, indent=2, sort_keys=True))
+        if not lost:  # else it is part of the error's document
+            click.echo(json.dumps(document, indent=2, sort_keys=True))
     else:
         for host, processes in ended.items():
             for line in [_told(one) for one in processes] or ["nothing of ours was running"]:
@@ -54,7 +56,9 @@ def command(
         raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
     if lost:
         message, fix = told(lost)
-        raise HostError(message, hint=f"{fix or 'cure that'}; then run the same command again")
+        error = HostError(message, hint=f"{fix or 'cure that'}; then run the same command again")
+        error.result = document
+        raise error
     return int(ExitCode.DONE)
 
 
