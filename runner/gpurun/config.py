@@ -265,6 +265,10 @@ class Results(Section):
     """Where results go."""
 
     dir: _Text = _key("folder, relative to where gpurun is started", "results")
+    store: fields.StoreUrl | None = _key(
+        "address that each sample is also pushed to, such as `s3://BUCKET/PREFIX`, `sftp://USER@HOST/FOLDER` or "
+        "`file:///FOLDER`; credentials come from the environment"
+    )
 
 
 class Campaign(Section):

@@ -2,6 +2,7 @@
 
 GpurunError              anything a user can cause or cure; carries the exit code
 ├── ConfigError          the campaign or the command line is wrong; all complaints at once; nothing was touched (2)
+├── NoSuchRunError       what was named is not one run; nothing was touched (2)
 ├── HostError            a host failed or cannot be reached (3)
 ├── NotReadyError        this machine lacks something (4)
 └── InterruptedRunError  stopped on request, after cleaning up (130 or 143)
@@ -137,6 +138,12 @@ class ConfigError(GpurunError):
             for p in self.problems
         ]
         return {**super().document(), "problems": problems}
+
+
+class NoSuchRunError(GpurunError):
+    """A reference to a run is none, or could be several: a mistake in the call, nothing was touched."""
+
+    exit_code = ExitCode.CONFIG
 
 
 class HostError(GpurunError):

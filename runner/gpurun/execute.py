@@ -7,6 +7,7 @@ disk before the next begins; what is left to do is always read from there.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun import events, reachability, steps
+from gpurun import events, opening, reachability, steps
 from gpurun.assess import Assessment
 from gpurun.cases import Case
 from gpurun.config import Campaign
@@ -22,10 +23,11 @@ from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError,
 from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.playbooks import Controller, News, Outcome, Playbook, TaskEvent
+from gpurun.remote import credentials
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
 from gpurun.session import Session
-from gpurun.store import RunStore, find
+from gpurun.store import RunStore
 
 _RETURN_S = 60.0  # how long a host may be out of reach in the middle of a run
 _TICK_S = 0.5
@@ -49,16 +51,19 @@ class BenchOptions:
     retry_failed: bool = False
     force: Sequence[str] = ()  # rules of preflight that do not count
     command: Sequence[str] = ()
+    store: str | None = None  # where samples are pushed to; default: as the campaign says
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """A finished run: its store, the `--json` document, the judgement and the exit code."""
+    """A finished run: its directory, the `--json` document, the judgement, the exit code, and what the results store
+    lacks."""
 
     store: RunStore
     document: dict[str, Any]
     report: Assessment
     exit_code: ExitCode
+    not_stored: str
 
 
 def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, observer: events.Observer) -> BenchResult:
@@ -68,8 +73,9 @@ def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, obse
     facts of the hosts show that the campaign cannot be planned.
     """
     with Interrupts() as interrupts, contextlib.closing(observer):
-        secrets = steps.secret_values({name for case in cases for name in case.server.secrets or []})
-        with Controller(options.inventory, limit=options.limit, secrets=secrets) as controller:
+        secrets = opening.secret_values({name for case in cases for name in case.server.secrets or []})
+        more = credentials(os.environ) if opening.store_url(campaign, options.store) or options.resume else {}
+        with Controller(options.inventory, limit=options.limit, secrets=secrets, more=more) as controller:
             return _Run(options, campaign, cases, observer, interrupts, controller, secrets).whole()
 
 
@@ -96,28 +102,23 @@ class _Run(Session):
     def whole(self) -> BenchResult:
         """Everything, in order."""
         results_dir = self._options.results_dir or Path(self._campaign.results.dir)
-        earlier = None
+        earlier, url = None, opening.store_url(self._campaign, self._options.store)
         if self._options.resume is not None:
-            earlier = find(results_dir, self._options.resume, list(self._secrets.values()))
+            earlier = opening.find_earlier(results_dir, self._options.resume, url, self._secrets)
         facts = self._preflight(loads=True)
-        forced = dict.fromkeys((*(earlier.plan.get("forced", ()) if earlier else ()), *self._options.force))
-        run = earlier.manifest.run if earlier else None
-        plan = steps.make_plan(self._campaign, self._cases, facts, run, list(forced))
-        text, kept = self._campaign.document.text, 0
-        if earlier is not None:
-            store = earlier
-            again, conductor = self._options.retry_failed, Conductor.this()
-            kept = steps.resume_run(store, plan, campaign_text=text, controller=conductor, retry_failed=again)
-        else:
-            store = steps.open_run(
-                plan,
-                campaign_text=text,
-                results_dir=results_dir,
-                controller=Conductor.this(),
-                facts=facts,
-                command=self._options.command,
-                secrets=list(self._secrets.values()),
-            )
+        store, plan, kept = opening.begin(
+            self._campaign,
+            self._cases,
+            facts,
+            results_dir=results_dir,
+            controller=Conductor.this(),
+            command=self._options.command,
+            secrets=self._secrets,
+            url=url,
+            forced=self._options.force,
+            earlier=earlier,
+            retry_failed=self._options.retry_failed,
+        )
         self._store, hosts = store, tuple(facts)
         todo, about = sum(one.refused is None for one in plan.samples) - kept, str(store.directory)
         self._emit(
@@ -140,9 +141,9 @@ class _Run(Session):
         self._clean_up(hosts, purge=True)
         if self._interrupts.count > 1:
             raise self._cut_short(self._interrupted())
-        document, report, code = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
-        self._emit(events.RunFinished("done", int(code)))
-        return BenchResult(store, document, report, code)
+        closed = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
+        self._emit(events.RunFinished("done", int(closed.exit_code)))
+        return BenchResult(store, *closed)
 
     def _measure(self, hosts: Sequence[str]) -> None:
         """Each host at its own pace: a playbook run for each of its rounds, side by side with those of the others."""
@@ -246,6 +247,8 @@ class _Run(Session):
             self._emit(events.SampleStage(where, _STAGES[task]))
         elif event.kind == "retry" or (event.kind == "ok" and task in _STAGES and "job" in event.result):
             self._on_job(where, event.result.get("job") or {})
+        if event.kind == "ok" and event.result.get("not_stored"):
+            self._emit(events.Notice(event.result["not_stored"], event.host))
         if event.kind == "ok" and task == "Bring the sample home":
             planned = waiting.pop(0)
             sample = self._find(planned)
@@ -298,7 +301,7 @@ class _Run(Session):
             if self._interrupts.count > 1:
                 error.hint = self._cut_off()
         with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told
-            error.result, _, _ = steps.close_run(self._store, cut_short=error)
+            error.result = steps.close_run(self._store, cut_short=error).document
         return error
 
 

@@ -165,5 +165,7 @@ MemorySize = Annotated[str, _Form("memory_size")]
 Wheel = Annotated[str, _Form("wheel")]
 Sha256 = Annotated[str, _Form("sha256"), AfterValidator(str.lower)]
 Url = Annotated[str, AfterValidator(_url)]
+store_url = _Form("store_url")
+StoreUrl = Annotated[str, store_url]
 Endpoint = Annotated[Any, AfterValidator(_endpoint), WithJsonSchema({"type": ["string", "boolean"]})]
 RelativeFile = Annotated[str, _Form("relative_file")]

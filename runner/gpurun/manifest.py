@@ -52,7 +52,8 @@ class Manifest(Record):
     """What a run was (a contract: `manifest.json`). Times are ISO 8601 in UTC.
 
     `hosts` holds each host's facts, `engines` each engine's version, `command` the command line without secrets,
-    `forced` the rules of preflight that did not count.
+    `forced` the rules of preflight that did not count, `store` where samples are pushed to, `copy_of` the store that
+    this is a copy from.
     """
 
     schema_: Literal["gpurun.manifest/1"] = Field(default="gpurun.manifest/1", alias="schema")
@@ -68,6 +69,8 @@ class Manifest(Record):
     hosts: dict[str, Any] = Field(default_factory=dict)
     engines: dict[str, Any] = Field(default_factory=dict)
     forced: list[str] = Field(default_factory=list)
+    store: str | None = None
+    copy_of: str | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 

@@ -189,11 +189,17 @@ class Playbook:
 class Controller:
     """Everything that the playbooks of one call share. Use as a context manager.
 
-    `inventory` is any Ansible inventory; `secrets` are name -> value pairs that tasks may hand to servers.
+    `inventory` is any Ansible inventory; `secrets` are name -> value pairs that tasks may hand to servers; `more` is
+    what playbooks shall have of the environment besides.
     """
 
     def __init__(
-        self, inventory: Path | None = None, *, limit: str | None = None, secrets: Mapping[str, str] | None = None
+        self,
+        inventory: Path | None = None,
+        *,
+        limit: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self._ansible = shutil.which("ansible-playbook", path=os.pathsep.join([_own_bin(), os.environ.get("PATH", "")]))
         if self._ansible is None:
@@ -208,7 +214,7 @@ class Controller:
         self._held = _hold(self.directory)
         self._sockets = self.directory / "cp"
         self._sockets.mkdir(mode=0o700)
-        self._environment = self._make_environment(secrets or {})
+        self._environment = {**(more or {}), **self._make_environment(secrets or {})}
         self._count = 0
 
     def __enter__(self) -> Controller:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun import events, reachability, steps
+from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import GpurunError, HostError, InterruptedRunError
@@ -56,7 +56,7 @@ def serve(
     server does not become ready, HostError where a host cannot be used; nothing is left running then.
     """
     with Interrupts() as interrupts, contextlib.closing(observer):
-        secrets = steps.secret_values(case.server.secrets or [])
+        secrets = opening.secret_values(case.server.secrets or [])
         with Controller(inventory, limit=limit, secrets=secrets) as controller:
             return _Serve(campaign, [case], observer, interrupts, controller, secrets).whole(life_s, force)
 
@@ -65,14 +65,14 @@ class _Serve(Session):
     def whole(self, life_s: float, force: Sequence[str]) -> tuple[str, list[Served]]:
         facts = self._preflight()
         once = self._campaign.model_copy(update={"rounds": 1})
-        plan = _for_serving(steps.make_plan(once, self._cases, facts, forced=force), life_s)
+        plan = _for_serving(opening.make_plan(once, self._cases, facts, forced=force), life_s)
         self._tell(plan.findings)
         for sample in plan.samples:
             if (why := sample.refused) is not None:
                 hint = f"{why['advice']}; `--force {why['rule']}` starts it all the same"
                 raise GpurunError(f"{sample.host}: not started: {why['proof']}", hint=hint)
         # The run's directory is needed for as long as it takes to become ready; there are no results to keep.
-        self._store = steps.open_run(
+        self._store = opening.open_run(
             plan,
             campaign_text=self._campaign.document.text,
             results_dir=self._controller.directory,

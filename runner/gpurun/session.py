@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpurun import events, reachability, steps
+from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunError, NotReadyError
@@ -55,7 +55,7 @@ class Session:
         """The facts of each host; with `loads`, also of the one that sends its load."""
         self._emit(events.StageStarted("preflight"))
         models = [case.server.model.path for case in self._cases if case.server.model and case.server.model.path]
-        source: dict[str, Any] = {"gpurun_load_hosts": steps.load_group(self._campaign)} if loads else {}
+        source: dict[str, Any] = {"gpurun_load_hosts": opening.load_group(self._campaign)} if loads else {}
         source |= {"gpurun_hosts": self._campaign.hosts, "facts_models": list(dict.fromkeys(models))}
         playbook = self._controller.start("preflight", source)
         facts: dict[str, Mapping[str, Any]] = {}
@@ -72,7 +72,7 @@ class Session:
         if not facts:
             raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
         if loads:
-            self._load_hosts = steps.load_hosts(self._campaign, facts)
+            self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts
 
     def _tell(self, findings: Sequence[Finding]) -> None:

@@ -6,28 +6,23 @@ needs and still has to measure, bring a sample home, close the run. None of them
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpurun import diagnose, result, started, telemetry
+from gpurun import diagnose, remote, result, started, telemetry
 from gpurun.assess import Assessment, assess
-from gpurun.cases import Case, check
-from gpurun.config import Campaign
-from gpurun.errors import ConfigError, ExitCode, GpurunError, InterruptedRunError
-from gpurun.load import load_file, load_text
+from gpurun.errors import ExitCode, GpurunError, InterruptedRunError
 from gpurun.loads import AFTER
-from gpurun.manifest import Controller, Manifest, RunStatus
+from gpurun.manifest import RunStatus
 from gpurun.outcome import outcome, own_files
-from gpurun.plan import Plan, build
-from gpurun.plan import load_hosts as planned_load_hosts
+from gpurun.remote import Remote
 from gpurun.report import write as write_report
 from gpurun.result import FailOn
 from gpurun.samples import BASELINE, Failure, FailureClass, Phase, Sample, Timing
-from gpurun.store import RunStore, iso, new_run_id
+from gpurun.store import RunStore, iso
 from gpurun.tree import map_texts
 
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
@@ -36,120 +31,32 @@ _RETRIED = ("port_in_use", "gpu_busy")  # by itself, once
 _LEASE_SLACK_S = 60.0  # for a server to end after its life
 
 
-def open_run(
-    plan: Plan,
-    *,
-    campaign_text: str,
-    results_dir: Path,
-    controller: Controller,
-    facts: Mapping[str, Mapping[str, Any]],
-    command: Sequence[str] = (),
-    secrets: Sequence[str] = (),
-) -> RunStore:
-    """Create the run's directory with manifest, campaign and plan, before anything on a host is touched."""
-    manifest = Manifest(
-        run=plan.run,
-        campaign=plan.campaign,
-        started_at=iso(time.time()),
-        controller=controller,
-        command=list(command),
-        hosts={host: dict(known) for host, known in facts.items()},
-        engines=dict(plan.engines),
-        forced=plan.forced,
-    )
-    store = RunStore.create(results_dir, campaign_text, manifest, secrets)
-    store.write_plan(plan.model_dump(mode="json", by_alias=True))
-    _record_refused(store, plan)
-    return store
+class Closed(NamedTuple):
+    """A run that has ended: the `--json` document, the judgement, the exit code, and why the results store lacks a part
+    of it (empty: it does not)."""
+
+    document: dict[str, Any]
+    report: Assessment
+    exit_code: ExitCode
+    not_stored: str
 
 
-def _record_refused(store: RunStore, plan: Plan) -> None:
-    """What is not tried is recorded at once; what has a sample keeps it."""
-    home = {(sample.round, sample.case, sample.host) for sample in store.samples()}
-    for planned in plan.samples:
-        if planned.refused is not None and (planned.round, planned.case, planned.host) not in home:
-            why = planned.refused
-            not_measured(store, planned.model_dump(), why["class"], "preflight", why["proof"], why["advice"])
-
-
-def read_campaign(
-    file: Path | str | None = None,
-    data: Mapping[str, Any] | str | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    variants: Sequence[str] = (),
-) -> tuple[Campaign, list[Case]]:
-    """A campaign and its cases, from a file, or from what a variable holds (its text, or the mapping itself)."""
-    if file is not None:
-        document = load_file(file)
-    elif data is not None:
-        # A mapping has lost its text; JSON is YAML, and gives complaints a position all the same.
-        document = load_text(data if isinstance(data, str) else json.dumps(data, indent=1), "gpurun_campaign")
-    else:
-        raise ConfigError("no campaign was given", hint="set gpurun_campaign_file or gpurun_campaign")
-    return check(document, overrides, variants)
-
-
-def load_group(campaign: Campaign) -> str:
-    """The group or pattern of the hosts that send the load, where the inventory has it."""
-    return campaign.load_hosts or "load_hosts"
-
-
-def load_hosts(campaign: Campaign, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Server host -> the other host that sends its load. ConfigError where the campaign names hosts that are not there,
-    or that cannot do it."""
-    if campaign.load_hosts and not any("load" in known for known in facts.values()):
-        message = f"the inventory has no host for `load_hosts: {campaign.load_hosts}`"
-        raise ConfigError(message, hint="name a group or host that it has")
-    return planned_load_hosts(facts)
-
-
-def make_plan(
-    campaign: Campaign,
-    cases: Sequence[Case],
-    facts: Mapping[str, Mapping[str, Any]],
-    run: str | None = None,
-    forced: Sequence[str] = (),
-) -> Plan:
-    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with. `forced`:
-    the rules that do not count."""
-    return build(campaign, cases, facts, run or new_run_id(time.time()), forced=forced)
-
-
-def resume_run(
-    store: RunStore, plan: Plan, *, campaign_text: str, controller: Controller, retry_failed: bool = False
-) -> int:
-    """Go on with a run. Returns how many samples are kept: those of the same content, measured or failed for good.
-
-    What failed for a passing cause (with `retry_failed` for any that was not expected), or was measured with other
-    settings, is set aside and measured again. ConfigError where the run is still at work on this machine.
-    """
-    before = store.manifest
-    if before.status_now == "running" and before.controller.host == controller.host:
-        raise ConfigError(f"run {before.run} is still running (pid {before.controller.pid})", hint="wait for its end")
-    content = {(planned.round, planned.case, planned.host): planned.content for planned in plan.samples}
-    kept = 0
-    for sample in store.samples():
-        key = (sample.round, sample.case, sample.host)
-        # What preflight refused is looked at anew: it may be forced now, or the host may have changed.
-        lost = sample.failure
-        again = lost is not None and (lost.klass in PASSING or lost.phase == "preflight")
-        again = again or (retry_failed and lost is not None and not lost.expected)
-        if content.get(key) == sample.content and not again:
-            kept += 1
-        elif key in content:
-            store.set_aside(sample)
-    store.write_campaign(campaign_text)
-    store.write_plan(plan.model_dump(mode="json", by_alias=True))
-    _record_refused(store, plan)
-    store.set_status("running", controller=controller, forced=plan.forced)
-    return kept
+def push(store: RunStore, hosts: Sequence[str] | None = None, *, tries: int = 5) -> str:
+    """Bring to the run's results store what it lacks (of these hosts' samples). Returns why that cannot be done: it
+    never costs a measurement."""
+    try:
+        if url := store.manifest.store:
+            Remote(url, tries=tries).push(store, hosts)
+    except (GpurunError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> RunStore:
     """The run in `run_dir`, as a playbook's worker sees it: the secrets to leave out are in its environment."""
     known = os.environ if environment is None else environment
     names = RunStore.open(Path(run_dir)).plan.get("secrets", ())
+    names = (*names, *remote.SECRETS)
     secrets = [value for name, value in known.items() if value and (name.startswith(SECRET_PREFIX) or name in names)]
     return RunStore.open(Path(run_dir), secrets)
 
@@ -323,8 +230,8 @@ def close_run(
     fail_on: FailOn = "failure",
     host_failed: bool = False,
     cut_short: GpurunError | None = None,
-) -> tuple[dict[str, Any], Assessment, ExitCode]:
-    """Judge what is home; store result, end and report. Returns the document, the judgement, the exit code.
+) -> Closed:
+    """Judge what is home; store result, end and report, also in the results store.
 
     `cut_short` is the error that ended the run early.
     """
@@ -337,23 +244,33 @@ def close_run(
     store.write_result(document)
     store.set_status(status, now=time.time(), exit_code=int(code))
     write_report(store, report)
-    return document, report, code
+    why = push(store, tries=1 if broken == "interrupted" and cut_short else 5)
+    if why and code == ExitCode.DONE:
+        code = ExitCode.NOT_READY
+        store.set_status(status, now=time.time(), exit_code=int(code))
+    return Closed(document, report, code, why)
 
 
-def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The secrets that a campaign names, from the environment: NAME, or GPURUN_SECRET_NAME where that is set.
-
-    ConfigError lists those that are missing.
-    """
-    known = os.environ if environment is None else environment
-    values = {name: known.get(f"{SECRET_PREFIX}{name}") or known.get(name) or "" for name in names}
-    missing = [name for name, value in values.items() if not value]
-    if missing:
-        raise ConfigError(
-            f"the campaign names secrets that are not set: {', '.join(missing)}",
-            hint="set them in the environment, for example with `read -rs NAME; export NAME`",
-        )
-    return values
+def summary(store: RunStore, closed: Closed) -> dict[str, Any]:
+    """What later jobs need of a run: who it was, what became of it, the verdicts on the primary metric, and where the
+    rest is."""
+    verdicts: dict[str, dict[str, str]] = {}
+    for effect in closed.report.effects:
+        if effect.primary:
+            verdicts.setdefault(effect.case.variant, {})[effect.case.label] = effect.verdict
+    known = store.manifest
+    place = remote.part(store) if known.store else None
+    return {
+        "run": known.run,
+        "campaign": known.campaign,
+        "status": known.status,
+        "exit_code": int(closed.exit_code),
+        "why": closed.exit_code.name.lower().replace("_", " "),
+        "verdicts": verdicts,
+        "dir": str(store.directory),
+        "store": known.store,
+        "report": f"{known.store}/{place}/report.html" if place else str(store.directory / "report.html"),
+    }
 
 
 def _identity(store: RunStore, planned: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gpurun.errors import ConfigError, ExitCode, GpurunError, NotReadyError
+from gpurun.errors import ConfigError, GpurunError, NoSuchRunError, NotReadyError
 from gpurun.manifest import Manifest, RunStatus
 from gpurun.redact import redact_bytes, redact_tree
 from gpurun.samples import Sample
@@ -148,7 +148,7 @@ class RunStore:
         place, files = self._place(sample.round, sample.case, sample.host), files or {}
         numbers = {name: value for name, value in sample.metrics.items() if math.isfinite(value)}  # JSON has no NaN
         names = sorted(safe_name(name, "file") for name in files)
-        with _replacing(place) as fresh:
+        with replacing(place) as fresh:
             fresh.mkdir()
             for name, content in files.items():
                 _put(fresh / name, redact_bytes(content, self._secrets))
@@ -193,6 +193,11 @@ class RunStore:
         found = [_model(Sample, path, "a sample") for path in _sample_files(self.directory)]
         return sorted(found, key=lambda sample: (sample.round, sample.case, sample.host))
 
+    def sample_folders(self) -> list[Path]:
+        """The directories of the samples that are home, and of those that were set aside."""
+        files = self.directory.glob("samples/*/*/*/sample.json")
+        return sorted(path.parent for path in files if not path.parent.name.startswith("."))
+
     def settings(self) -> dict[str, Any]:
         """What servers were asked for and resolved to (`asked`, `resolved`), by the id of the sample at their start."""
         found = {}
@@ -214,7 +219,7 @@ class RunStore:
     def _write(self, name: str, content: bytes, *, keep: bool = True) -> None:
         path = self.directory / name
         if not (path.exists() and path.read_bytes() == content):
-            with _replacing(path, keep=keep) as fresh:
+            with replacing(path, keep=keep) as fresh:
                 _put(fresh, content)
 
 
@@ -236,11 +241,16 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
     GpurunError where that is not one run."""
     if (Path(reference) / "manifest.json").is_file():
         return RunStore.open(Path(reference), secrets)
-    runs = list_runs(results_dir)
+    run = choose(list_runs(results_dir), reference, str(results_dir), names(results_dir).get(reference))
+    return RunStore.open(Path(run.dir), secrets)
+
+
+def choose(runs: Sequence[RunSummary], reference: str, where: str, given: str | None = None) -> RunSummary:
+    """The run that `reference` means, `given` as `campaign/run` where it is a name that a run was given. NoSuchRunError
+    where that is not one run."""
     if not runs:
         hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
-        raise _not_a_run("there are no runs here yet", results_dir, hint)
-    given = names(results_dir).get(reference)
+        raise NoSuchRunError("there are no runs here yet", where=where, hint=hint)
     # A run that was refused, say because another one held its host, is hardly the last one that is meant.
     begun = [run for run in runs if run.samples or run.status in ("running", "interrupted", "done")]
     alike = (begun or runs)[:1] if reference == "last" else []
@@ -248,18 +258,11 @@ def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunS
     alike = alike or [run for run in runs if reference in (run.id, f"{run.campaign}/{run.id}")]
     alike = alike or [run for run in runs if reference and (run.id.startswith(reference) or run.id.endswith(reference))]
     if len(alike) == 1:
-        return RunStore.open(Path(alike[0].dir), secrets)
+        return alike[0]
     if alike:
         some = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
-        raise _not_a_run(f"`{reference}` could be {len(alike)} runs: {some}", results_dir)
-    raise _not_a_run(f"there is no run `{reference}`", results_dir, _LIST_THEM)
-
-
-def _not_a_run(message: str, where: Path, hint: str | None = None) -> GpurunError:
-    """A mistake in the call: nothing was touched."""
-    error = GpurunError(message, where=str(where), hint=hint)
-    error.exit_code = ExitCode.CONFIG
-    return error
+        raise NoSuchRunError(f"`{reference}` could be {len(alike)} runs: {some}", where=where)
+    raise NoSuchRunError(f"there is no run `{reference}`", where=where, hint=_LIST_THEM)
 
 
 def names(results_dir: Path) -> dict[str, str]:
@@ -276,7 +279,7 @@ def name_run(results_dir: Path, store: RunStore, name: str) -> None:
     """Let `name` stand for this run from now on, a baseline of last week for example; it may have stood for another."""
     safe_name(name, "run")
     given = names(results_dir) | {name: f"{store.manifest.campaign}/{store.manifest.run}"}
-    with _replacing(results_dir / "names.json", keep=False) as fresh:
+    with replacing(results_dir / "names.json", keep=False) as fresh:
         _put(fresh, (json.dumps(given, indent=1, sort_keys=True) + "\n").encode())
 
 
@@ -306,7 +309,7 @@ def _model(model: type[_Model], path: Path, what: str) -> _Model:
 
 
 @contextlib.contextmanager
-def _replacing(target: Path, *, keep: bool = True) -> Iterator[Path]:
+def replacing(target: Path, *, keep: bool = True) -> Iterator[Path]:
     """A name beside `target`: what is put there takes its place in the end. `keep`: what was there is set aside."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}-{randomness.token_hex(4)}")
     with _writing(target):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpurun import smoke, steps
+from gpurun import opening, smoke, steps
 from gpurun.cases import check
 from gpurun.facts_file import read_facts
 from gpurun.load import load_text
@@ -88,7 +88,7 @@ def plan_of(text: str, folder: Path) -> RunStore:
     campaign, cases = check(load_text(text, "h100.yml"))
     plan = build(campaign, cases, facts, "20261130-0900-a1f3")
     controller = Controller.of(1 << 22)
-    return steps.open_run(plan, campaign_text=text, results_dir=folder, controller=controller, facts=facts)
+    return opening.open_run(plan, campaign_text=text, results_dir=folder, controller=controller, facts=facts)
 
 
 def test_each_way_to_use_several_gpus_is_tried_once_and_a_hang_refuses_its_samples(tmp_path: Path) -> None:

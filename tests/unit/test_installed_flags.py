@@ -12,8 +12,9 @@ from gpurun.catalogue import shipped
 from gpurun.installed_flags import questions, refuse
 from gpurun.load import load_text
 from gpurun.manifest import Controller
+from gpurun.opening import open_run
 from gpurun.plan import build
-from gpurun.steps import open_run, pending
+from gpurun.steps import pending
 from gpurun.store import RunStore
 
 CAMPAIGN = """version: 1

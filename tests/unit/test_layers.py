@@ -34,7 +34,10 @@ EDGE = (
     "session",
     "execute",
     "serve",
+    "opening",
     "steps",
+    "remote",
+    "slices",
     "store",
     "child",
     "interrupts",
@@ -106,6 +109,7 @@ def test_imports_go_one_way() -> None:
 def test_one_place_for_each_outside_thing() -> None:
     assert importers_of("ansible_runner") <= {"playbooks"}
     assert all(name.split(".")[0] == "terminal" for name in importers_of("rich"))
+    assert importers_of("fsspec") == importers_of("s3fs") == importers_of("sshfs") == {"remote"}
 
 
 def test_data_files_are_loaded_in_one_place() -> None:

@@ -25,10 +25,10 @@ from gpurun.errors import ConfigError
 from gpurun.launch import launch, model_on_host
 from gpurun.load import load_text
 from gpurun.manifest import Controller, Manifest
+from gpurun.opening import resume_run
 from gpurun.plan import Plan, build
 from gpurun.plan_text import render_plan, span
 from gpurun.samples import Failure, Sample, Timing
-from gpurun.steps import resume_run
 from gpurun.store import RunStore
 from gpurun.tools import load_tool
 

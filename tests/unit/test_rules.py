@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpurun import rules, steps
+from gpurun import opening, rules, steps
 from gpurun.cases import check
 from gpurun.commands.plan import command as plan_command
 from gpurun.commands.validate import command as validate_command
@@ -315,7 +315,7 @@ def test_a_rule_can_be_forced_by_name_and_no_other() -> None:
 
 
 def opened(tmp_path: Path, plan: Plan) -> RunStore:
-    return steps.open_run(
+    return opening.open_run(
         plan, campaign_text=SEED.read_text(), results_dir=tmp_path, controller=Controller.of(1 << 22), facts={}
     )
 
@@ -335,7 +335,7 @@ def test_a_resumed_run_looks_anew_at_what_was_refused(tmp_path: Path) -> None:
     store = opened(tmp_path, seed_plan())
     before = len(steps.pending(store, "rtx-pro-6000"))
     forced = seed_plan(forced=["flashinfer-fusion-arch"])
-    steps.resume_run(store, forced, campaign_text=SEED.read_text(), controller=Controller.this())
+    opening.resume_run(store, forced, campaign_text=SEED.read_text(), controller=Controller.this())
     left = steps.pending(store, "rtx-pro-6000")
     assert len(left) == before + 5 and "flashinfer-fusion" in {one["variant"] for one in left}
     assert store.manifest.forced == ["flashinfer-fusion-arch"]

@@ -10,7 +10,8 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.manifest import Controller, Manifest
-from gpurun.steps import open_store, pending, record, repeat_passing, secret_values
+from gpurun.opening import secret_values
+from gpurun.steps import open_store, pending, record, repeat_passing
 from gpurun.store import RunStore
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"

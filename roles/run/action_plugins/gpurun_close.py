@@ -12,22 +12,19 @@ from gpurun.terminal.tables import results_table
 
 
 class ActionModule(ActionBase):
-    """`gpurun_close: {run_dir, fail_on}` -> `verdicts`, `exit_code`, the table as `msg`; fails where the CLI would."""
+    """`gpurun_close: {run_dir, fail_on}` -> `exit_code` as the CLI's, the table as `lines`, `summary` for set_stats."""
 
     _VALID_ARGS = frozenset({"run_dir", "fail_on"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         store = steps.open_store(self._task.args["run_dir"])
-        document, report, code = steps.close_run(store, fail_on=self._task.args.get("fail_on") or "failure")
+        closed = steps.close_run(store, fail_on=self._task.args.get("fail_on") or "failure")
+        told = {"warnings": [f"not all of this run is in the results store: {closed.not_stored}"]}
         return {
             "changed": True,
-            "failed": code != 0,
-            "msg": plain_text(results_table(report)).splitlines(),
-            "exit_code": int(code),
-            "dir": document["run"]["dir"],
-            "verdicts": [
-                {"variant": e.case.variant, "label": e.case.label, "metric": e.metric, "verdict": e.verdict}
-                for e in report.effects
-            ],
+            "lines": plain_text(results_table(closed.report)).splitlines(),
+            "exit_code": int(closed.exit_code),
+            "summary": steps.summary(store, closed),
+            **(told if closed.not_stored else {}),
         }

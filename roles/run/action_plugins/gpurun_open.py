@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,42 +10,55 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import steps
-from gpurun.errors import GpurunError
+from gpurun import opening
+from gpurun.errors import GpurunError, NoSuchRunError
 from gpurun.manifest import Controller
+from gpurun.remote import VARIABLE
 
 
 class ActionModule(ActionBase):
-    """`gpurun_open: {file, hosts, results_dir, force}` -> `dir`, `run`, `load_hosts` (other hosts: they send the load).
+    """`gpurun_open: {file, set, variants, hosts, results_dir, force, resume, run}` -> `dir`, `run`, `kept` (samples of
+    the run that is gone on with), `load_hosts` (other hosts: they send the load).
 
-    `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count.
+    `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count. `run` is an id
+    that several jobs share, each with hosts of its own: one that is there is gone on with.
     """
 
-    _VALID_ARGS = frozenset({"file", "hosts", "results_dir", "force"})
+    _VALID_ARGS = frozenset({"file", "set", "variants", "hosts", "results_dir", "force", "resume", "run"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        variables = task_vars or {}
+        args, variables = self._task.args, task_vars or {}
         facts = {
             host: variables["hostvars"][host]["ansible_facts"]["gpurun_facts"]
-            for host in self._task.args["hosts"]
+            for host in args["hosts"]
             if "gpurun_facts" in variables["hostvars"][host].get("ansible_facts", {})
         }
         try:
-            campaign, cases = steps.read_campaign(self._task.args.get("file"), variables.get("gpurun_campaign"))
-            load_hosts = steps.load_hosts(campaign, facts)
-            plan = steps.make_plan(campaign, cases, facts, forced=self._task.args.get("force") or ())
-            secrets = steps.secret_values(plan.secrets)
-            store = steps.open_run(
-                plan,
-                campaign_text=campaign.document.text,
-                results_dir=Path(self._task.args.get("results_dir") or campaign.results.dir),
+            campaign, cases = opening.campaign_of(args, variables)
+            load_hosts = opening.load_hosts(campaign, facts)
+            results_dir = Path(args.get("results_dir") or campaign.results.dir)
+            url = opening.store_url(campaign, os.environ.get(VARIABLE))
+            secrets = opening.secret_values({name for case in cases for name in case.server.secrets or []})
+            earlier = None
+            if reference := args.get("resume") or args.get("run"):
+                with contextlib.suppress(*([] if args.get("resume") else [NoSuchRunError])):
+                    earlier = opening.find_earlier(results_dir, reference, url, secrets, facts)
+            store, _, kept = opening.begin(
+                campaign,
+                cases,
+                facts,
+                results_dir=results_dir,
                 controller=Controller.of(os.getppid()),  # ansible-playbook itself: this process is one of its workers
-                facts=facts,
                 command=["ansible-playbook", "playbooks/bench.yml"],
-                secrets=list(secrets.values()),
+                secrets=secrets,
+                url=url,
+                forced=args.get("force") or (),
+                earlier=earlier,
+                run=args.get("run") or None,
             )
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         others = list(dict.fromkeys(load_hosts.values()))
-        return {"changed": True, "dir": str(store.directory.resolve()), "run": plan.run, "load_hosts": others}
+        told = {"dir": str(store.directory.resolve()), "run": store.manifest.run, "kept": kept, "load_hosts": others}
+        return {"changed": True, **told}

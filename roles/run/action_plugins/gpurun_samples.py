@@ -11,7 +11,8 @@ from gpurun import steps
 
 
 class ActionModule(ActionBase):
-    """`gpurun_samples: {run_dir, rounds}` -> `samples`, in order, each complete in itself; `now`, in unix seconds."""
+    """`gpurun_samples: {run_dir, rounds}` -> `samples`, in order, each complete in itself; `now`, in unix seconds;
+    `store`, where they are pushed to."""
 
     _VALID_ARGS = frozenset({"run_dir", "rounds"})
 
@@ -19,4 +20,4 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         store = steps.open_store(self._task.args["run_dir"])
         samples = steps.pending(store, (task_vars or {})["inventory_hostname"], self._task.args.get("rounds") or None)
-        return {"changed": False, "samples": samples, "now": time.time()}
+        return {"changed": False, "samples": samples, "now": time.time(), "store": store.manifest.store}

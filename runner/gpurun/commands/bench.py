@@ -19,6 +19,7 @@ from gpurun.result import FailOn
 @options.overrides
 @options.force
 @options.results(None, "where results go; default: as the campaign says")
+@options.store("push each sample there as well: s3://, sftp:// or file://; default: as the campaign says")
 @click.option(
     "--fail-on",
     type=click.Choice(["failure", "regression", "never"]),
@@ -46,6 +47,7 @@ def command(
     overrides: tuple[str, ...],
     force: tuple[str, ...],
     results: Path | None,
+    store: str | None,
     fail_on: FailOn,
     wait: str,
     resume: str | None,
@@ -60,7 +62,7 @@ def command(
     """
     import json
 
-    from gpurun import paths, steps
+    from gpurun import opening, paths
     from gpurun.execute import BenchOptions, bench
     from gpurun.terminal import Terminal
     from gpurun.terminal.tables import results_table
@@ -68,16 +70,20 @@ def command(
     wait_s = _seconds(wait)
     if retry_failed and resume is None:
         raise click.UsageError("--retry-failed goes with --resume RUN")
-    campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
+    campaign, cases = opening.read_campaign(paths.find_campaign(config), overrides=overrides, variants=variants)
     terminal = Terminal(color, progress=progress)  # type: ignore[arg-type]
     command = ["gpurun", *sys.argv[1:]]
-    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, retry_failed, force, command)
+    options = BenchOptions(inventory, limit, results, fail_on, wait_s, resume, retry_failed, force, command, store)
     done = bench(campaign, cases, options, terminal.observer())
     if as_json:
         click.echo(json.dumps(done.document, indent=2, sort_keys=True, allow_nan=False))
     else:
         terminal.show(results_table(done.report))
         terminal.message(f"results: {done.store.directory}\nreport:  {done.store.directory / 'report.html'}")
+    if done.not_stored:
+        where = done.store.manifest.store
+        terminal.message(f"error: not all of this run is in the results store: {done.not_stored}\n  --> {where}")
+        terminal.message(f"hint: `gpurun report {done.document['run']['id']} --store {where}` pushes the rest")
     return int(done.exit_code)
 
 

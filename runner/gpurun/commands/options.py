@@ -78,6 +78,22 @@ as_json = click.option("--json", "as_json", cls=Option, is_flag=True, help="one 
 color = click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)
 
 
+def _store_url(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    from gpurun.fields import Complaint, store_url
+
+    try:
+        return store_url.check(value) if value else None
+    except Complaint as complaint:
+        raise click.BadParameter(f"{complaint}: {complaint.hint}") from None
+
+
+def store(told: str) -> Callable[[_Command], _Command]:
+    """`--store`, which answers to GPURUN_RESULTS_STORE whatever the verb."""
+    return click.option(
+        "--store", metavar="URL", envvar="GPURUN_RESULTS_STORE", show_envvar=True, callback=_store_url, help=told
+    )
+
+
 def results(default: str | None, told: str = "the folder that holds the runs") -> Callable[[_Command], _Command]:
     """`--results`, which answers to GPURUN_RESULTS whatever the verb."""
     return click.option(

@@ -47,7 +47,7 @@ def command(
     import time
     from dataclasses import asdict
 
-    from gpurun import paths, steps
+    from gpurun import opening, paths
     from gpurun.fields import Complaint, duration
     from gpurun.samples import BASELINE
     from gpurun.serve import serve
@@ -58,7 +58,7 @@ def command(
     except Complaint as complaint:
         raise click.BadParameter(f"{complaint}: {complaint.hint}", param_hint="--for") from None
     wanted = [] if variant in (None, BASELINE) else [str(variant)]
-    campaign, cases = steps.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)
+    campaign, cases = opening.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)
     case = next(case for case in cases if case.variant == (variant or BASELINE))
     observer = Terminal(color).observer()  # type: ignore[arg-type]
     run, served = serve(campaign, case, observer, inventory=inventory, limit=limit, life_s=life_s, force=force)
