@@ -12,7 +12,8 @@ from typing import Any
 
 from gpurun import compare, started, stats
 from gpurun.compare import Case, failed, group, measured, values
-from gpurun.samples import AGAIN, BASELINE, Sample
+from gpurun.engines import load_engine
+from gpurun.samples import AGAIN, BASELINE, REPEATED, Sample
 
 # What of a load's specification belongs to the place where it runs, not to what is measured.
 _DIFFERENT = "different: "
@@ -58,7 +59,7 @@ def assess(
     samples = [sample for sample in samples if sample.case in of]
     of |= group(samples, lambda sample: sample.case)
     effects, interleaved = compare.judge(cases, samples, rules), rounds > 1 and plan.get("order") != "fixed"
-    prints = {item["case"]: _fingerprint(item) for item in planned}
+    prints = {item["case"]: _fingerprint(item) for item in reversed(planned)}  # of repeats, the first one's
     report = Assessment(
         run, cases, samples, effects, rules, rounds, interleaved, directory, hosts, of, fingerprints=prints
     )
@@ -143,6 +144,16 @@ def _notes(report: Assessment, loads: Mapping[str, Mapping[str, Any]]) -> Iterat
             lost = failed(samples)
             share = f"{len(lost)} of {len(samples)} samples ({compare.failure_class(lost)})"
             yield f"{variant} at {_labels(partial)} failed in {share}: judged on the rest"
+    if (repeats := max((sample.repeat for sample in report.samples), default=1)) > 1:
+        yield REPEATED.format(repeats)
+    filled = Counter(
+        (str(sample.engine.get("name")), sample.caches) for sample in report.samples if sample.caches != "emptied"
+    )
+    for (engine, why), count in filled.items():
+        if why:
+            reset = load_engine(engine).reset
+            needs = f"; it takes {reset.needs}" if reset and reset.needs else ""
+            yield f"{engine}: caches were {why}, before {count} loads on a server that had others before{needs}"
     for benchmark, mine in group(report.cases, lambda case: case.benchmark).items():
         load = loads.get(benchmark)
         if load and not load.get("warmup") and any(of[case.id] for case in mine):

@@ -109,8 +109,10 @@ def failed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def values(samples: Iterable[Sample], metric: str) -> dict[tuple[str, int], float]:
-    """What a case's samples measured, by host and round."""
-    return {(s.host, s.round): s.metrics[metric] for s in measured(samples) if metric in s.metrics}
+    """What a case's samples measured, by host and round; of repeats on one server, their mean: they are one number."""
+    having = [sample for sample in measured(samples) if metric in sample.metrics]
+    rounds = group(having, lambda sample: (sample.host, sample.round))
+    return {key: statistics.fmean(sample.metrics[metric] for sample in alike) for key, alike in rounds.items()}
 
 
 def failure_class(samples: Iterable[Sample]) -> str:

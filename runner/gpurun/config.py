@@ -287,6 +287,9 @@ class Campaign(Section):
     matrix: Matrix = Field(default_factory=Matrix)
     benchmarks: dict[fields.Name, Benchmark] = Field(min_length=1)
     rounds: int = Field(default=5, ge=1, le=1000, description="fewer than 3 give no verdict")
+    repeats: int = Field(
+        default=1, ge=1, le=1000, description="of each load on one server; their mean is what the round measured"
+    )
     order: Literal["rotated", "random", "fixed"] = _key(
         "inside a round; fixed mistakes drift for difference", "rotated"
     )

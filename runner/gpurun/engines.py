@@ -101,7 +101,15 @@ class Metrics(Part):
     """Where the engine's own counters are, and what they are called there."""
 
     path: str
-    names: dict[str, str] = {}  # our name -> the engine's
+    names: dict[str, str] = {}  # our name -> the engine's: counters
+    gauges: dict[str, str] = {}  # the same of what rises and falls
+
+
+class Reset(Part):
+    """What empties a running server's caches."""
+
+    path: str  # it is posted to; with `{n}`, for 0, 1, 2 and on, until that is refused
+    needs: str = ""  # what a campaign sets so that the server takes it
 
 
 class LoadHints(Part):
@@ -131,6 +139,7 @@ class Engine(Part):
     ready: Ready = Ready()
     effective: Effective | None = None
     metrics: Metrics | None = None
+    reset: Reset | None = None
     load: LoadHints = LoadHints()
     asks: bool = False  # it answers chat requests as OpenAI does: it is asked a few questions at its start
     start_s: float = 60  # seconds that a start is assumed to take, until one was measured

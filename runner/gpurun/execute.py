@@ -209,9 +209,9 @@ class _Run(Session):
     def _repeat(self, turn: _Turn) -> None:
         """Have what may have passed measured again; what was measured stands where the second try has failed."""
         assert self._store is not None
-        home = {(sample.round, sample.case, sample.host): sample for sample in self._store.samples()}
+        home = {sample.id: sample for sample in self._store.samples()}
         for first in [first for first in self._aside if first.host == turn.host]:
-            again = home.get((first.round, first.case, first.host))
+            again = home.get(first.id)
             if again is not None:
                 self._aside.remove(first)
                 if again.failure is not None and first.failure is None:
@@ -287,7 +287,7 @@ class _Run(Session):
 
     def _find(self, planned: Mapping[str, Any]) -> Sample:
         assert self._store is not None
-        return self._store.sample(planned["round"], planned["case"], planned["host"])
+        return self._store.sample(planned["id"])
 
     def _cut_short(self, error: GpurunError) -> GpurunError:
         """Store what is there of a run that ends with `error`, and let the error say so."""

@@ -38,6 +38,7 @@ def rows(manifest: Manifest, report: Assessment) -> list[dict[str, Any]]:
             "failure_proof": failure.proof if failure else "",
             "taints": "; ".join(sample.taints),
             "round": sample.round,
+            "repeat": sample.repeat,
             "failure_expected": failure.expected if failure else None,
         }
         row |= {f"axis.{path}": str(value) for path, value in sample.axes.items()}
@@ -47,7 +48,7 @@ def rows(manifest: Manifest, report: Assessment) -> list[dict[str, Any]]:
 
 def _columns(table: Sequence[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in table for name in row)
-    own = [*_TEXT, "round", "failure_expected"]
+    own = [*_TEXT, "round", "repeat", "failure_expected"]
     axes = [name for name in names if name.startswith("axis.")]
     return [*own, *axes, *sorted(set(names) - set(own) - set(axes))]
 
@@ -67,7 +68,7 @@ def as_parquet(manifest: Manifest, report: Assessment, strict: bool = False) -> 
     from arro3.io import write_parquet
 
     table = rows(manifest, report)
-    kinds = {"round": DataType.int64(), "failure_expected": DataType.bool()}
+    kinds = {"round": DataType.int64(), "repeat": DataType.int64(), "failure_expected": DataType.bool()}
     columns: dict[str, Any] = {}
     for name in _columns(table):
         text = name in _TEXT or name.startswith("axis.")

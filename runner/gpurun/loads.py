@@ -21,12 +21,12 @@ BEFORE, AFTER = "metrics.before.txt", "metrics.after.txt"
 
 
 def load_spec(
-    case: Case, model_name: str, port: int | None, timeout_s: float, progress: str, address: str = BIND
+    case: Case, model_name: str, port: int | None, timeout_s: float, progress: str, address: str = BIND, repeat: int = 1
 ) -> dict[str, Any]:
     """What the builtin load tool is told (SPEC.json in docs/design.md). `address`: where it finds the server's host.
 
-    Loads on one server have different prompts, also where they differ in nothing but an axis: else the second finds
-    the first one's in the prefix cache. Every variant gets the same.
+    Loads on one server have different prompts, also where they differ in nothing but an axis, or are repeats: else the
+    second finds the first one's in the prefix cache. Every variant gets the same.
     """
     load, hints = case.load.load, case.engine.load
     how: dict[str, Any] = {"concurrency": load.concurrency}
@@ -41,7 +41,7 @@ def load_spec(
         "requests": load.requests,
         "duration_s": load.duration,
         "warmup": load.warmup,
-        "data": {**case.load.data.model_dump(exclude_none=True), "seed": seed_of(case)},
+        "data": {**case.load.data.model_dump(exclude_none=True), "seed": seed_of(case, repeat)},
         "extra_body": hints.extra_body,
         "tokenize": hints.tokenize,
         "timeout_s": timeout_s,
@@ -49,9 +49,10 @@ def load_spec(
     }
 
 
-def seed_of(case: Case) -> int:
+def seed_of(case: Case, repeat: int) -> int:
     """The campaign's seed, made another for each load (31 bits: some tools take no more)."""
     own = {name: value for name, value in case.axes.items() if not name.startswith("server.")}
+    own |= {"repeat": repeat} if repeat > 1 else {}
     return (case.load.data.seed + (zlib.crc32(digest([case.benchmark, own]).encode()) if own else 0)) % (1 << 31)
 
 
@@ -93,6 +94,7 @@ def plan_load(
         **planned,
         "raw": raw_name(planned["output"]),
         "left": {"client.log": "log", raw_name(planned["output"]): planned["output"], BEFORE: BEFORE},
+        "reset": case.engine.reset and f"{spec['base_url']}{case.engine.reset.path}",
         "scrape": {BEFORE: f"{spec['base_url']}{metrics}"} if metrics else {},
     }
 

@@ -232,17 +232,16 @@ def resume_run(
     before = store.manifest
     if before.status_now == "running" and before.controller.host == controller.host:
         raise ConfigError(f"run {before.run} is still running (pid {before.controller.pid})", hint="wait for its end")
-    content = {(planned.round, planned.case, planned.host): planned.content for planned in plan.samples}
+    content = {planned.id: planned.content for planned in plan.samples}
     kept = 0
     for sample in store.samples():
-        key = (sample.round, sample.case, sample.host)
         # What preflight refused is looked at anew: it may be forced now, or the host may have changed.
         lost = sample.failure
         again = lost is not None and (lost.klass in PASSING or lost.phase == "preflight")
         again = again or (retry_failed and lost is not None and not lost.expected)
-        if content.get(key) == sample.content and not again:
+        if content.get(sample.id) == sample.content and not again:
             kept += 1
-        elif key in content:
+        elif sample.id in content:
             store.set_aside(sample)
     store.write_campaign(campaign_text)
     store.write_plan(plan.model_dump(mode="json", by_alias=True))
@@ -266,8 +265,8 @@ def _first_push(store: RunStore) -> None:
 
 def _record_refused(store: RunStore, plan: Plan) -> None:
     """What is not tried is recorded at once; what has a sample keeps it."""
-    home = {(sample.round, sample.case, sample.host) for sample in store.samples()}
+    home = {sample.id for sample in store.samples()}
     for planned in plan.samples:
-        if planned.refused is not None and (planned.round, planned.case, planned.host) not in home:
+        if planned.refused is not None and planned.id not in home:
             why = planned.refused
             steps.not_measured(store, planned.model_dump(), why["class"], "preflight", why["proof"], why["advice"])

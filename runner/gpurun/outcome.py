@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,17 +84,15 @@ def _weigh(
 ) -> Measurement | str:
     """The measurement, or which check says that it is none."""
     known = load_engine(str(planned["server"]["engine"]["name"])).metrics
-    before, after = (
-        counters.read(files.get(name, b"").decode(errors="replace"), known.names if known else {})
-        for name in (BEFORE, AFTER)
-    )
-    gained = counters.change(before, after)
+    before, after = (files.get(name, b"").decode(errors="replace") if known else "" for name in (BEFORE, AFTER))
+    names, gauges = (known.names, known.gauges) if known else ({}, {})
+    gained = counters.change(counters.read(before, names), counters.read(after, names))
     findings = [*validity.checks(planned["load"], parsed, gained)]
     findings += validity.sanity(files.get("answers.json"), of_baseline)
     if fatal := [finding for finding in findings if finding.weight == "fails"]:
         return "; ".join(map(str, fatal))
     seen = telemetry.rows(files.get("telemetry.csv", b"").decode(errors="replace"))
-    metrics = {**validity.accept_length(gained), **parsed.metrics}
+    metrics = {**validity.accept_length(gained, counters.read(after, gauges, statistics.fmean)), **parsed.metrics}
     metrics |= telemetry.metrics(seen, parsed.window, parsed.metrics.get("output_tokens", 0.0))
     taints = [*parsed.problems, *parsed.notes, *map(str, findings)]
     return Measurement(metrics, [*taints, *(f"{name}: {text}" for name, text in telemetry.taints(seen))])

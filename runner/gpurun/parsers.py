@@ -173,6 +173,7 @@ def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]
     asked = raw.get("spec", {}).get("data", {})
     limit = math.inf if asked.get("kind") == "file" else asked.get("output_tokens") or math.inf
     over = sum(r["usage"] and r["output_tokens"] > limit for r in good)
+    again = raw.get("client", {}).get("retries", 0)
     checks = [
         (raw.get("interrupted"), "the load was interrupted before it was complete"),
         (raw.get("aborted"), f"the load client gave up: {raw.get('aborted')}"),
@@ -182,5 +183,6 @@ def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]
         (uncounted, f"{uncounted} usage: their tokens are counted by events"),
         (over, f"the server counts more tokens than were asked for in {over} of {len(good)} answers"),
         (silent, f"{silent} text: they have no time to first token"),
+        (again, f"retries: {again} requests were sent once more, as the server had closed their connection"),
     ]
     return [text for wrong, text in checks if wrong]

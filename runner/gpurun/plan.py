@@ -7,6 +7,7 @@ alike; between rounds the order changes, so that none is always first. Cases tha
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
 import statistics
@@ -24,7 +25,7 @@ from gpurun.launch import BIND, BIND_FOR_OTHERS, Launch, home_of, launch, load_h
 from gpurun.loads import load_spec, plan_load, read_scripts, tool_needs
 from gpurun.preflight import check_forced, look
 from gpurun.rules import parallel_sizes
-from gpurun.samples import AGAIN, BASELINE, Record, Sample
+from gpurun.samples import AGAIN, BASELINE, REPEATED, Record, Sample, sample_id
 from gpurun.tools import load_tool
 from gpurun.tree import digest
 
@@ -43,6 +44,7 @@ class PlannedSample(Record):
 
     id: str
     round: int
+    repeat: int
     host: str
     case: str
     variant: str
@@ -158,7 +160,12 @@ def build(
             **{other: _needs([], cases) for other in elsewhere.values()},
         },
         estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
-        notes=[*_load_notes(elsewhere), *_notes(cases, facts, launches), *_tool_notes(cases)],
+        notes=[
+            *([REPEATED.format(campaign.repeats)] if campaign.repeats > 1 else []),
+            *_load_notes(elsewhere),
+            *_notes(cases, facts, launches),
+            *_tool_notes(cases),
+        ],
         findings=found,
         forced=list(forced),
         samples=samples,
@@ -230,23 +237,23 @@ def _samples(
         **found.server,
         "gpus": parallel_sizes(found.server["engine"]["name"], found.flags)["world"],
         "start_s": limits.start,
-        "life_s": limits.start + len(group) * limits.sample + limits.stop + _SLACK_S,
+        "life_s": limits.start + campaign.repeats * len(group) * limits.sample + limits.stop + _SLACK_S,
         "stop_s": limits.stop,
     }
     if number > 1 and campaign.order != "random":  # the first round, which the baseline begins, has shown what it says
         server["ready"] = {**server["ready"], "ask": None}
     elsewhere = load_host(host, facts)
     home = home_of(facts) if elsewhere is None else elsewhere["home"]
-    samples = []
-    for place, case in enumerate(group):
-        job = f"r{number}-{case.id}"
+    samples: list[PlannedSample] = []
+    for repeat, case in itertools.product(range(1, campaign.repeats + 1), group):
+        job = f"r{number}{f'.{repeat}' if repeat > 1 else ''}-{case.id}"
         if elsewhere is not None:  # which may do the same for another server's host
             job += f"-{digest(host)[:8]}"
         folder = f"{home}/jobs/{run_id}/{job}"
         name, port = found.server["model"]["name"], found.server["port"]
         driver = (facts.get("driver") or {}).get("version")
         address = BIND if elsewhere is None else elsewhere["address"]
-        spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address)
+        spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address, repeat)
         asked = {key: value for key, value in spec.items() if key not in ("base_url", "progress", "timeout_s")}
         tool = plan_load(case, found, host, home, folder, spec, scripts)
         used = [tool["tool"], tool["version"]]
@@ -255,8 +262,9 @@ def _samples(
         samples.append(
             PlannedSample(
                 **_identity(case),
-                id=f"{number}/{case.id}/{host}",
+                id=sample_id(number, repeat, case.id, host),
                 round=number,
+                repeat=repeat,
                 host=host,
                 content=digest([found.content, asked, *used, *(["remote"] if elsewhere else []), driver]),
                 server=server,
@@ -269,8 +277,8 @@ def _samples(
                     "timeout_s": limits.sample,
                     "error_rate": case.load.limits.error_rate,
                 },
-                start=refused is None and place == 0,
-                stop=refused is None and place == len(group) - 1,
+                start=refused is None and not samples,
+                stop=refused is None and len(samples) == campaign.repeats * len(group) - 1,
                 refused=refused,
             )
         )

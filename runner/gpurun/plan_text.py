@@ -55,7 +55,7 @@ def render_plan(plan: Plan) -> str:
         order=lambda host, number: [
             f"{'+ ' if sample.start else ''}{sample.variant} {sample.label}"
             for sample in plan.samples
-            if (sample.host, sample.round) == (host, number) and sample.refused is None
+            if (sample.host, sample.round, sample.repeat) == (host, number, 1) and sample.refused is None
         ],
     ).rstrip("\n")
 
@@ -65,7 +65,8 @@ def _commands(plan: Plan) -> Iterable[tuple[list[str], list[list[PlannedSample]]
     place = {case["case"]: number for number, case in enumerate(plan.cases)}
     found: dict[str, tuple[list[str], list[list[PlannedSample]]]] = {}
     for host in plan.hosts:
-        first = sorted((s for s in plan.samples if (s.host, s.round) == (host, 1)), key=lambda s: place[s.case])
+        mine = (s for s in plan.samples if (s.host, s.round, s.repeat) == (host, 1, 1))
+        first = sorted(mine, key=lambda s: place[s.case])
         servers = [list(group) for _, group in itertools.groupby(first, key=lambda s: s.server["job"])]
         found.setdefault(digest([[s.server, s.load] for s in first]), ([], servers))[0].append(host)
     return found.values()

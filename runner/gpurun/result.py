@@ -20,7 +20,8 @@ def document(
     """`gpurun.result/1`: the run, every sample, every effect.
 
     `estimate` and `interval` are relative changes against the baseline (0.12 is 12 % more), null where there is none.
-    Metrics carry their units in their names; a number that is not finite is null.
+    Metrics carry their units in their names; a number that is not finite is null. Samples that are a second or later
+    measurement on one server say which, as `repeat`.
     """
     return {
         "schema": "gpurun.result/1",
@@ -72,7 +73,8 @@ def regressed(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    told = sample.model_dump(mode="json", by_alias=True, include=_OF_SAMPLE, exclude={"failure": {"line"}})
+    own = _OF_SAMPLE | ({"repeat"} if sample.repeat > 1 else set())
+    told = sample.model_dump(mode="json", by_alias=True, include=own, exclude={"failure": {"line"}})
     told["metrics"] = {name: value if math.isfinite(value) else None for name, value in sample.metrics.items()}
     return told
 

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SAMPLE_SCHEMA: Final = "gpurun.sample/1"
 BASELINE: Final = "baseline"
+REPEATED: Final = (
+    "each load is measured {} times on one server: a round is their mean, as a server's luck is in all of them"
+)
 AGAIN: Final = "baseline-again"  # the second baseline of `compare.noise_floor`, which is no variant of the file
 
 FailureClass = Literal[
@@ -90,6 +93,7 @@ class Sample(Record):
     case: str
     axes: dict[str, Any] = Field(default_factory=dict)
     round: int
+    repeat: int = 1
     host: str
     status: Status
     metrics: dict[str, float] = Field(default_factory=dict)
@@ -100,6 +104,19 @@ class Sample(Record):
     timing: Timing = Field(default_factory=Timing)
     started_at: str = ""
     prediction: dict[str, Any] | None = None  # of the memory of a server that was started for it, beside what it said
+    caches: str | None = (
+        None  # of a server that had other load before: "emptied", or why they were not; None: not tried
+    )
     files: list[str] = Field(default_factory=list)
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @property
+    def id(self) -> str:
+        """Where it lies below `samples/`; no other sample of its run has it."""
+        return sample_id(self.round, self.repeat, self.case, self.host)
+
+
+def sample_id(number: int, repeat: int, case: str, host: str) -> str:
+    """Of a round's sample on a host; `repeat` counts the measurements of the case on one and the same server."""
+    return f"{number}{f'.{repeat}' if repeat > 1 else ''}/{case}/{host}"

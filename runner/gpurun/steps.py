@@ -103,18 +103,17 @@ def pending(store: RunStore, host: str, rounds: Sequence[int] | None = None) -> 
 
     `start` and `stop` mark the first and the last of neighbours that share a server, whatever was measured before.
     """
-    home = {(s.round, s.case) for s in store.samples() if s.host == host}
+    home = {sample.id for sample in store.samples()}
     plan = store.plan
     todo = [
-        _attempt(planned, store.attempts(planned["round"], planned["case"], host), plan.get("scripts", {}))
+        _attempt(planned, store.attempts(planned["id"]), plan.get("scripts", {}))
         for planned in plan["samples"]
-        if planned["host"] == host
-        and (rounds is None or planned["round"] in rounds)
-        and (planned["round"], planned["case"]) not in home
+        if planned["host"] == host and (rounds is None or planned["round"] in rounds) and planned["id"] not in home
     ]
     jobs = [planned["server"]["job"] for planned in todo]
     for index, planned in enumerate(todo):
         planned["start"] = index == 0 or jobs[index - 1] != jobs[index]
+        planned["load"]["reset"] = None if planned["start"] else planned["load"].get("reset")  # else it is empty
         planned["stop"] = index == len(todo) - 1 or jobs[index + 1] != jobs[index]
     return todo
 
@@ -144,7 +143,7 @@ def repeat_passing(store: RunStore, host: str, number: int) -> list[Sample]:
             if sample.failure
             else telemetry.passing(sample.taints)
         )
-        and not store.attempts(number, sample.case, host)
+        and not store.attempts(sample.id)
     ]
     for sample in found:
         store.set_aside(sample)
@@ -156,7 +155,7 @@ def _answers(store: RunStore, planned: Mapping[str, Any], variant: str) -> bytes
     like = ("benchmark", "axes", "host")
     for other in store.plan["samples"]:
         if other["variant"] == variant and all(other[key] == planned[key] for key in like):
-            answers = store.kept(other["round"], other["case"], other["host"], "answers.json")
+            answers = store.kept(other["id"], "answers.json")
             if answers is not None:
                 return answers
     return None
@@ -190,6 +189,7 @@ def record(
         failure=failure,
         taints=[] if isinstance(found, Failure) else found.taints,
         engine=planned["server"]["engine"],
+        caches=(load or {}).get("reset"),
         timing=Timing(
             wall_s=time.time() - began,
             server_start_s=_seconds(server, "started_at", "ready_at") if planned["start"] else None,
@@ -274,7 +274,7 @@ def summary(store: RunStore, closed: Closed) -> dict[str, Any]:
 
 
 def _identity(store: RunStore, planned: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("variant", "benchmark", "case", "axes", "round", "host", "content")
+    keys = ("variant", "benchmark", "case", "axes", "round", "repeat", "host", "content")
     return {"run": store.manifest.run, **{key: planned[key] for key in keys}}
 
 

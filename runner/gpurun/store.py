@@ -145,7 +145,7 @@ class RunStore:
 
         Several processes may write different samples of one run.
         """
-        place, files = self._place(sample.round, sample.case, sample.host), files or {}
+        place, files = self._place(sample.id), files or {}
         numbers = {name: value for name, value in sample.metrics.items() if math.isfinite(value)}  # JSON has no NaN
         names = sorted(safe_name(name, "file") for name in files)
         with replacing(place) as fresh:
@@ -159,39 +159,39 @@ class RunStore:
 
     def file(self, sample: Sample, name: str) -> Path:
         """One of a sample's files."""
-        return self._place(sample.round, sample.case, sample.host) / safe_name(name, "file")
+        return self._place(sample.id) / safe_name(name, "file")
 
     def set_aside(self, sample: Sample) -> None:
         """Keep a sample under another name, so that it can be measured again."""
-        _step_aside(self._place(sample.round, sample.case, sample.host))
+        _step_aside(self._place(sample.id))
 
     def put_back(self, sample: Sample) -> None:
         """Undo the `set_aside` of a sample; what has taken its place since is set aside instead."""
-        place = self._place(sample.round, sample.case, sample.host)
+        place = self._place(sample.id)
         for older in place.parent.glob(f"{glob.escape(place.name)}~*"):
             if _model(Sample, older / "sample.json", "a sample") == sample:
                 _step_aside(place)
                 older.rename(place)
                 return
 
-    def attempts(self, number: int, case: str, host: str) -> int:
+    def attempts(self, sample_id: str) -> int:
         """How many times this sample was measured and set aside."""
-        place = self._place(number, case, host)
+        place = self._place(sample_id)
         return len(list(place.parent.glob(f"{glob.escape(place.name)}~*")))
 
-    def kept(self, number: int, case: str, host: str, name: str) -> bytes | None:
+    def kept(self, sample_id: str, name: str) -> bytes | None:
         """A file of a sample that is home; None where there is none."""
-        path = self._place(number, case, host) / safe_name(name, "file")
+        path = self._place(sample_id) / safe_name(name, "file")
         return path.read_bytes() if path.is_file() else None
 
-    def sample(self, number: int, case: str, host: str) -> Sample:
+    def sample(self, sample_id: str) -> Sample:
         """One sample that is home."""
-        return _model(Sample, self._place(number, case, host) / "sample.json", "a sample")
+        return _model(Sample, self._place(sample_id) / "sample.json", "a sample")
 
     def samples(self) -> list[Sample]:
-        """Every sample that is home, by round, then case, then host."""
+        """Every sample that is home, by round, then repeat, then case, then host."""
         found = [_model(Sample, path, "a sample") for path in _sample_files(self.directory)]
-        return sorted(found, key=lambda sample: (sample.round, sample.case, sample.host))
+        return sorted(found, key=lambda sample: (sample.round, sample.repeat, sample.case, sample.host))
 
     def sample_folders(self) -> list[Path]:
         """The directories of the samples that are home, and of those that were set aside."""
@@ -207,8 +207,9 @@ class RunStore:
                     found["/".join(path.parts[-4:-1])] = json.loads(path.read_bytes())
         return found
 
-    def _place(self, number: int, case: str, host: str) -> Path:
-        return self.directory / "samples" / str(number) / safe_name(case, "case") / safe_name(host, "host")
+    def _place(self, sample_id: str) -> Path:
+        parts = zip(sample_id.split("/", 2), ("round", "case", "host"), strict=True)
+        return self.directory.joinpath("samples", *(safe_name(part, kind) for part, kind in parts))
 
     def _json(self, document: Mapping[str, Any] | BaseModel) -> bytes:
         if isinstance(document, BaseModel):

@@ -141,10 +141,14 @@ def _invariants(
         yield Finding("accept_length", text, "fails")
 
 
-def accept_length(gained: Mapping[str, float]) -> dict[str, float]:
-    """1 + accepted / drafts, from the server's counters (vLLM's definition: steps without a draft are left out)."""
-    drafts = gained.get("drafts", 0.0)
-    return {"accept_length": 1 + gained.get("accepted_tokens", 0.0) / drafts} if drafts > 0 else {}
+def accept_length(gained: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
+    """Tokens a step, from the server's own figures: 1 + accepted / drafts (vLLM: steps without a draft are left out),
+    tokens / verifications (SGLang), or where an older one counts none, its gauge, which is of its last steps only."""
+    if (drafts := gained.get("drafts", 0.0)) > 0:
+        return {"accept_length": 1 + gained.get("accepted_tokens", 0.0) / drafts}
+    if (steps := gained.get("verify_calls", 0.0)) > 0:
+        return {"accept_length": gained.get("output_tokens", 0.0) / steps}
+    return {"accept_length": gauges["accept_length"]} if gauges.get("accept_length", 0.0) > 0 else {}
 
 
 def _questions() -> dict[str, Any]:

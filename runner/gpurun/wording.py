@@ -41,8 +41,7 @@ class FailureGroup:
     @property
     def log(self) -> str | None:
         """The server's log within the run's directory."""
-        first = self.sample
-        return f"samples/{first.round}/{first.case}/{first.host}/server.log" if "server.log" in first.files else None
+        return f"samples/{self.sample.id}/server.log" if "server.log" in self.sample.files else None
 
 
 def failures(report: Assessment) -> list[FailureGroup]:

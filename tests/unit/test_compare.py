@@ -41,6 +41,30 @@ def scaled(*factors: float) -> list[float | None]:
     return [value * factor for value, factor in zip(BASE, factors, strict=False)]
 
 
+def test_repeats_on_one_server_are_one_number() -> None:
+    """However many there are, they settle nothing that two rounds cannot."""
+    numbers: Numbers = {"baseline": BASE[:2], "v": scaled(1.10, 1.11)}
+    samples = [
+        sample.model_copy(update={"repeat": repeat, "metrics": {"output_tok_per_s": value + (repeat - 2)}})
+        for sample in stored.samples(numbers)
+        for value in [sample.metrics["output_tok_per_s"]]
+        for repeat in (1, 2, 3)
+    ]
+    judged = assess(stored.plan(numbers, rounds=2), samples)
+    found = judged.effects[0]
+    assert (found.rounds, found.verdict, found.reason) == (2, "cannot tell", "2 rounds only")
+    assert found.estimate == pytest.approx(effect(scaled(1.10, 1.11), BASE[:2]).estimate)
+    assert any("measured 3 times on one server" in note for note in judged.notes)
+
+
+def test_caches_that_stay_full_are_told() -> None:
+    why = "not emptied: HTTP Error 404: Not Found"
+    full = {"engine": {"name": "vllm"}, "caches": why}
+    samples = [s.model_copy(update=full) if s.variant == "ngram" else s for s in stored.samples()]
+    (note,) = (note for note in assess(stored.plan(), samples).notes if "caches" in note)
+    assert note.startswith(f"vllm: caches were {why}, before 5 loads") and "VLLM_SERVER_DEV_MODE" in note
+
+
 @pytest.mark.parametrize(
     ("series", "verdict"),
     [

@@ -65,5 +65,5 @@ def test_a_hosts_own_programs_are_looked_for() -> None:
 def test_metric_names_carry_the_engines_prefix(name: str) -> None:
     metrics = load_engine(name).metrics
     assert metrics is not None
-    assert all(metric.startswith(f"{name}:") for metric in metrics.names.values())
-    assert {"prompt_tokens", "output_tokens", "running", "waiting", "kv_usage", "preemptions"} <= set(metrics.names)
+    assert all(metric.startswith(f"{name}:") for metric in [*metrics.names.values(), *metrics.gauges.values()])
+    assert {"prompt_tokens", "output_tokens", "preemptions"} <= set(metrics.names)

@@ -25,9 +25,9 @@ SWAPPED = ("unix_s,swapped_pages,strangers\n" + "".join(f"{at}.0,200,\n" for at 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
     """A run with a measured sample that swapping taints, and a second one that waits."""
-    first = {**PLANNED, "id": "1/c/h", "label": "chat"}
+    first = {**PLANNED, "label": "chat"}
     first |= {"server": {**PLANNED["server"], "job": "r1-s"}, "load": {**PLANNED["load"], "job": "r1-c"}}
-    second = {**first, "case": "v-chat-1", "variant": "v", "id": "1/v/h"}
+    second = {**first, "case": "v-chat-1", "variant": "v", "id": "1/v-chat-1/h"}
     manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
     store = RunStore.create(tmp_path, "version: 1\n", manifest)
     store.write_plan({"samples": [first, second]})

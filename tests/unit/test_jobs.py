@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.jobs import (
@@ -52,6 +53,52 @@ def job(home: Path) -> Job:
 def over(job: Job, seconds: float = 15) -> dict[str, Any]:
     eventually(job.is_over, seconds)
     return dict(job.report())
+
+
+class Caches(http.server.BaseHTTPRequestHandler):
+    """A server with two slots; it counts what came, and refuses what it is told to."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(200 if self.path in ("/flush_cache", "/slots/0", "/slots/1") else 404)
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(200)
+
+    def log_message(self, *told: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "asked"),
+    [
+        ("/flush_cache", "emptied", ["/flush_cache"]),
+        ("/slots/{n}", "emptied", ["/slots/0", "/slots/1", "/slots/2"]),
+        ("/reset_prefix_cache", "not emptied: HTTP Error 404: Not Found", ["/reset_prefix_cache"]),
+    ],
+)
+def test_caches_are_emptied_before_counters_are_read(
+    job: Job, monkeypatch: pytest.MonkeyPatch, path: str, said: str, asked: list[str]
+) -> None:
+    monkeypatch.setattr(Caches, "asked", [])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Caches) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        start_client(job, *python(""), reset=f"{url}{path}", scrape={"before.txt": f"{url}/metrics"})
+        server.shutdown()
+    assert over(job)["reset"] == said
+    assert [*asked, "/metrics"] == Caches.asked
+
+
+def test_caches_of_a_server_that_is_gone_cost_nothing(job: Job) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    start_client(job, *python(""), reset=f"http://127.0.0.1:{port}/flush_cache")
+    found = over(job)
+    assert found["status"] == "exited" and "refused" in found["reset"]
 
 
 # Readiness

@@ -234,6 +234,22 @@ def test_every_round_has_every_case_once_on_every_host() -> None:
     assert keys == sorted(keys, key=lambda key: (key[0], list(FACTS).index(key[1])))
 
 
+def test_repeats_are_on_one_server_with_other_prompts() -> None:
+    once, twice = plan_of(CAMPAIGN), plan_of(changed(repeats=2))
+    assert len(twice.samples) == 2 * len(once.samples) and twice.estimate.starts == once.estimate.starts
+    assert len({s.id for s in twice.samples}) == len(twice.samples)
+    assert [s for s in twice.samples if s.repeat == 1 and s.load["spec"]["data"]["seed"] == 7] == []  # an axis: its own
+    own = [s for s in twice.samples if (s.round, s.host, s.variant) == (1, "alpha", "odd")]
+    assert [s.repeat for s in own] == [1, 1, 1, 2, 2, 2] and len({s.server["job"] for s in own}) == 1
+    assert [s.start for s in own] == [True, *[False] * 5] and [s.stop for s in own] == [*[False] * 5, True]
+    assert len({s.load["spec"]["data"]["seed"] for s in own}) == len({s.load["job"] for s in own}) == 6
+    assert own[0].server["life_s"] - next(s for s in once.samples if s.start).server["life_s"] == 3 * 600
+    first = {s.id: s.content for s in once.samples}
+    assert first == {s.id: s.content for s in twice.samples if s.repeat == 1}  # they are what they were without
+    assert "a round is their mean" in render_plan(twice) and "a round is their mean" not in render_plan(once)
+    assert render_plan(twice).count("load chat@1") == render_plan(once).count("load chat@1")
+
+
 @pytest.mark.parametrize("order", ["rotated", "random", "fixed"])
 def test_cases_that_share_a_server_are_neighbours(order: str) -> None:
     plan = plan_of(changed(order=order, matrix__axes={"server.flags.batch-size": [64, 128]}))

@@ -19,7 +19,16 @@ READY = {"status": "ready", "started_at": 1.0, "ready_at": 2.0}
 DIED = {**READY, "status": "failed", "reason": "exited", "exit_code": 0, "message": "ended by itself with exit code 0"}
 KILLED = {**DIED, "exit_code": None, "signal": 9}
 XID = "NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
-_CASE = {"round": 1, "host": "h", "case": "baseline-chat-1", "variant": "baseline", "benchmark": "chat", "axes": {}}
+_CASE = {
+    "id": "1/baseline-chat-1/h",
+    "round": 1,
+    "repeat": 1,
+    "host": "h",
+    "case": "baseline-chat-1",
+    "variant": "baseline",
+    "benchmark": "chat",
+    "axes": {},
+}
 SPEC = {"load": {"concurrency": 4}, "requests": 10, "warmup": 0, "data": {"kind": "file", "output_tokens": 2}}
 PLANNED: dict[str, Any] = _CASE | {
     "content": "c",
@@ -104,7 +113,7 @@ def test_what_a_load_is_called(
 
 
 def test_a_sample_that_something_passing_taints_is_measured_again_once(tmp_path: Path) -> None:
-    planned = PLANNED | {"id": "1/c/h"}
+    planned = {**PLANNED}
     planned["load"] = {
         **PLANNED["load"],
         "job": "r1-c",
@@ -149,8 +158,12 @@ def test_who_talked_garbage_in_the_first_round_does_so_in_the_others(tmp_path: P
     def said(*texts: str) -> bytes:
         return json.dumps({"answers": [{"choices": [{"message": {"content": text}}]} for text in texts]}).encode()
 
-    variant = {**PLANNED, "case": "v-chat-1", "variant": "v"}
-    both = [PLANNED, variant, {**PLANNED, "round": 2}, {**variant, "round": 2}]
+    variant = {"case": "v-chat-1", "variant": "v"}
+    both = [
+        {**PLANNED, **of, "round": number, "id": f"{number}/{of.get('case', PLANNED['case'])}/h"}
+        for number in (1, 2)
+        for of in ({}, variant)
+    ]
     manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
     store = RunStore.create(tmp_path, "version: 1\n", manifest)
     store.write_plan({"samples": both})

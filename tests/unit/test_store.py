@@ -52,9 +52,9 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
     again = RunStore.open(store.directory)
     assert again.samples() == [sample(files=["raw.json", "server.log"])]
-    assert again.sample(1, "chat-1a2b", "h") == again.samples()[0]
+    assert again.sample("1/chat-1a2b/h") == again.samples()[0]
     with pytest.raises(GpurunError, match="cannot read a sample"):
-        again.sample(2, "chat-1a2b", "h")
+        again.sample("2/chat-1a2b/h")
     assert (place / "server.log").read_text() == "ready\n"
     assert again.plan == {"schema": "gpurun.plan/1", "samples": []}
     assert (again.directory / "campaign.yml").read_text() == "version: 1\n"

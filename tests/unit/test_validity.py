@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
 
 import pytest
@@ -117,8 +118,30 @@ def test_counters_are_summed_over_their_labels() -> None:
 
 
 def test_acceptance_from_the_servers_counters() -> None:
-    assert accept_length({"drafts": 100.0, "accepted_tokens": 250.0}) == {"accept_length": 3.5}
-    assert accept_length({"drafts": 0.0}) == accept_length({}) == {}
+    assert accept_length({"drafts": 100.0, "accepted_tokens": 250.0}, {}) == {"accept_length": 3.5}
+    assert accept_length({"verify_calls": 100.0, "output_tokens": 310.0}, {"accept_length": 9.0}) == {
+        "accept_length": 3.1
+    }
+    assert accept_length({}, {"accept_length": 2.8}) == {"accept_length": 2.8}
+    assert accept_length({"drafts": 0.0}, {"accept_length": 0.0}) == accept_length({}, {}) == {}
+
+
+# As SGLang 0.5.23 prints them with two data-parallel ranks (other lines left out).
+SGLANG_PAGE = """# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{dp_rank="0",engine_type="unified",model_name="m",tp_rank="0"} 2.7
+sglang:spec_accept_length{dp_rank="1",engine_type="unified",model_name="m",tp_rank="1"} 2.9
+# TYPE sglang:spec_verify_calls_total counter
+sglang:spec_verify_calls_total{model_name="m"} 50.0
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{is_streaming="true",model_name="m"} 150.0
+"""
+
+
+def test_gauges_are_means_over_their_labels() -> None:
+    metrics = load_engine("sglang").metrics
+    assert metrics is not None
+    assert read(SGLANG_PAGE, metrics.gauges, statistics.fmean)["accept_length"] == pytest.approx(2.8)
+    assert accept_length(read(SGLANG_PAGE, metrics.names), {}) == {"accept_length": 3.0}
 
 
 def answers(*texts: str | None) -> bytes:

@@ -36,6 +36,9 @@ options:
   env: {description: Environment of the job, over a small inherited part of the login user's., type: dict}
   secrets: {description: More environment, which is written to no file and to no command line., type: dict}
   files: {description: "Files to write into the job's folder first, name to text.", type: dict}
+  reset:
+    description: Address to post to before it starts, which empties the server's caches. C({n}) stands for 0, 1 and on.
+    type: str
   scrape:
     description: "Addresses to read into files of the job's folder before it starts, name to address."
     type: dict
@@ -94,6 +97,7 @@ job:
     pid: {description: Its main process., type: int}
     port: {description: Its port., type: int}
     unit: {description: Its systemd unit, if any., type: str}
+    reset: {description: "Of O(reset): emptied, or why not.", type: str}
     holder: {description: "Who has the port: pid, user, command.", type: dict}
     started_at: {description: Unix seconds on the host's clock., type: float}
     ready_at: {description: The same., type: float}

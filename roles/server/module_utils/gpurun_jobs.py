@@ -98,6 +98,7 @@ class Job:
             "message": "",
             "dir": str(self.directory),
             "port": asked.get("port"),
+            "reset": asked.get("reset"),
             "unit": asked.get("unit"),
             "pid": started.get("pid"),
             "started_at": started.get("started_at"),

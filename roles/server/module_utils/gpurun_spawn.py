@@ -19,6 +19,7 @@ from ansible.module_utils.gpurun_supervisor import write_state
 PORT = "@GPURUN_PORT@"
 _SPEC_S = 15.0
 _SCRAPE_S = 5.0
+_MOST_RESETS = 1024
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
 # controller's, with whatever tokens it has; and a server should not change with the shell that gpurun was called from.
 _INHERITED = (
@@ -33,9 +34,9 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     False if somebody else has just created it.
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
-    address, ready, scrape (name -> address to read into a file first), container (see gpurun_containers), gpus (what
-    gpurun_gpu_guard knew before), program (what Python runs as the supervisor), and the limits life_s, stop_s, start_s,
-    hang_s in seconds. Raises JobError, OSError.
+    address, ready, reset (address that empties the server's caches, see `_reset`), scrape (name -> address to read
+    into a file after that), container (see gpurun_containers), gpus (what gpurun_gpu_guard knew before), program (what
+    Python runs as the supervisor), and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
     """
     _check(wanted)
     port = _port(job, kind, wanted)
@@ -56,6 +57,7 @@ def create(job: Job, kind: str, wanted: State) -> bool:
         "created_at": time.time(),
         "stop_s": wanted["stop_s"],
         "gpus": wanted.get("gpus"),
+        "reset": _reset(_filled(wanted["reset"], port)) if wanted.get("reset") else None,
     }
     try:
         write_state(job.directory / "job.json", asked)
@@ -69,13 +71,9 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     try:
         for name, text in (wanted["files"] or {}).items():
             _write_private(job.directory / name, _filled(text, port))
-        if wanted.get("scrape"):
-            import urllib.request  # late: it takes as long to import as all the rest
         for name, url in (wanted.get("scrape") or {}).items():
             with contextlib.suppress(OSError, ValueError):  # no answer, no file
-                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-                with opener.open(_filled(url, port), timeout=_SCRAPE_S) as answer:
-                    _write_private(job.directory / name, answer.read().decode(errors="replace"))
+                _write_private(job.directory / name, _ask(_filled(url, port)))
         if wanted.get("container"):
             asked.update(gpurun_containers.run_argv(job, wanted, asked["argv"], _given(job, wanted)))
             write_state(job.directory / "job.json", asked)
@@ -90,6 +88,27 @@ def create(job: Job, kind: str, wanted: State) -> bool:
         with contextlib.suppress(OSError):
             fifo.unlink()
     return True
+
+
+def _ask(url: str, body: bytes | None = None) -> str:
+    """What an address answers; with a body, to a POST. Raises OSError (HTTP's errors are a kind of it), ValueError."""
+    import urllib.request  # late: it takes as long to import as all the rest
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, body, timeout=_SCRAPE_S) as answer:
+        return str(answer.read().decode(errors="replace"))
+
+
+def _reset(url: str) -> str:
+    """Post to the address, with `{n}` in it for 0, 1, 2 and on until that is refused: "emptied", or why not."""
+    for number in range(_MOST_RESETS):
+        try:
+            _ask(url.replace("{n}", str(number)), b"")
+        except (OSError, ValueError) as error:
+            return "emptied" if number else f"not emptied: {error}"
+        if "{n}" not in url:
+            break
+    return "emptied"
 
 
 def _check(wanted: State) -> None:

@@ -178,6 +178,7 @@ class _Measurement:
         self.signals.run(self.window)
         client = self.head["client"]
         client["cpu_s"] = round(time.process_time() - cpu, 6)
+        client["retries"] = self.window.retries
         client["max_lag_s"] = round(self.window.max_lag_ns / 1e9, 6)
         client["max_read_lag_s"] = round(pool.longest_late_ns() / 1e9, 6)
         self.head["window"]["start_unix"] = round(start_unix, 6)

@@ -82,6 +82,7 @@ class Window:
         self.start = 0
         self.stop = 0  # when the window was over
         self.max_lag_ns = 0
+        self.retries = 0
         self._requests = requests
         self._duration = duration_ns
         self._limit = concurrency
@@ -238,6 +239,7 @@ class Window:
         if connection.used and not exchange.status and not exchange.retried and not self.stopping:
             # The server closed a kept connection just when we wrote: it never saw the request. Once more, on a new one.
             exchange.retried = True
+            self.retries += 1
             self._send(exchange, self.pool.connect())
             return
         exchange.end = _monotonic()
