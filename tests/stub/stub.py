@@ -21,7 +21,7 @@ import json
 import threading
 from typing import Any
 
-_REASONS = {200: "OK", 404: "Not Found", 500: "Internal Server Error"}
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error"}
 
 
 class Stub:
@@ -102,10 +102,14 @@ class Stub:
             return self._plain(writer, 200, {"count": count} if self.tokenize == "count" else {"tokens": [1] * count})
         if path.endswith("/models"):
             return self._plain(writer, 200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
-        return self._plain(writer, 200 if path == "/health" else 404, {})
+        return self._plain(writer, *self.page(path))
+
+    def page(self, path: str) -> tuple[int, Any]:
+        """Status and document (a text as it is, else JSON) of any other address."""
+        return (200 if path == "/health" else 404), {}
 
     def _plain(self, writer: asyncio.StreamWriter, status: int, document: Any) -> bool:
-        text = json.dumps(document).encode()
+        text = (document if isinstance(document, str) else json.dumps(document)).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
         return True
