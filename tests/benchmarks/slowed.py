@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.e2e.program import Place
 
 SERVER = Path(__file__).resolve().parents[1] / "e2e" / "server.py"
 STOPPED = 0.1  # seconds for each second that it ran
@@ -81,13 +83,13 @@ def main() -> None:
     count = next((int(word) for word in sys.argv[1:] if word.isdigit()), 20)
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "slowed.yml"
-        file.write_text(yaml.safe_dump(campaign(Path(folder), "--stub" in sys.argv)))
+        place = Place(Path(folder), Path(folder) / "home")
+        (place.folder / "campaign.yml").write_text(yaml.safe_dump(campaign(place.folder, "--stub" in sys.argv)))
         for number in range(1, count + 1):
-            command = [sys.executable, "-m", "gpurun", "bench", "-c", str(file), "--results", folder, "--json"]
-            began = time.monotonic()
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            effect = json.loads(done.stdout)["effects"][0]
+            began, program = time.monotonic(), place.bench("--json")
+            if program.finish(600) != 0:
+                sys.exit(program.stderr)
+            effect = json.loads(program.stdout)["effects"][0]
             verdicts[effect["verdict"]] += 1
             low, high = effect["interval"]
             told = f"{effect['estimate']:+.1%} [{low:+.1%}, {high:+.1%}]  {effect['verdict']}"
