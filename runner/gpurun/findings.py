@@ -29,6 +29,7 @@ class Subject:
     baseline: Subject | None = field(default=None, repr=False)
     flags_from: int = 0  # where in `argv` the flags begin
     length: int | None = None  # tokens of the longest request that it is to serve, prompt and answer
+    image: str | None = None  # where a container's engine lies
 
 
 class Finding(Record):

@@ -131,6 +131,7 @@ def _subject(case: Case, launch: Launch, facts: Mapping[str, Any], baseline: Sub
         model={**server["model"], **_known_model(server["model"], facts)},
         facts=facts,
         flags_from=server["flags_from"],
+        image=server["engine"].get("image"),
         baseline=baseline,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpurun.catalogue import nearest_version, shipped
+from gpurun.catalogue import nearest_version, shipped, versions
 from gpurun.check_flags import check_argv
 from gpurun.engines import load_engine
 from gpurun.findings import Finding, Subject
@@ -16,9 +16,21 @@ from gpurun.findings import Finding, Subject
 def check(subject: Subject) -> Iterator[Finding]:
     """A warning for each thing that the engine's parser would refuse. Nothing where the version is not known."""
     version = nearest_version(subject.engine, subject.version) if subject.version else None
+    engine = load_engine(subject.engine)
+    if subject.image and versions(engine.name):
+        told = (
+            f"against the shipped options of {engine.title} {version} alone"
+            if version
+            else "by nobody before the start"
+        )
+        yield Finding(
+            rule="flags",
+            severity="note",
+            message=f"the engine in an image is not asked for its options: its flags are checked {told}",
+            advice=f"`engine: {engine.name}==VERSION` says what is in the image",
+        )
     if version is None:
         return
-    engine = load_engine(subject.engine)
     near = "" if version == subject.version else f", the nearest to {subject.version}"
     for remark in check_argv(shipped(engine.name, version), engine, subject.argv[subject.flags_from :]):
         if not remark.note:
