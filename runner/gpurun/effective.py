@@ -80,10 +80,11 @@ def differences(
 ) -> list[Difference]:
     """Settings in which a server differs from the baseline's, and those where it is not what its flags asked for.
 
-    `mine` and `base` are resolved settings, `own` the flags that the variant sets otherwise than the baseline.
+    `mine` and `base` are resolved settings, `own` the flags that the variant sets otherwise than the baseline. What
+    only the baseline's engine told is no difference: one that never served tells nothing, or what its log has.
     """
     wanted = {setting: value for flag, value in own.items() if (setting := _setting(engine, flag, mine)) is not None}
-    names = [name for name in {**mine, **base} if mine.get(name, _ABSENT) != base.get(name, _ABSENT)]
+    names = [name for name in mine if mine[name] != base.get(name, _ABSENT)]
     names += [name for name, value in wanted.items() if not _same(value, mine[name])]
     return [Difference(name, wanted.get(name), mine.get(name), base.get(name)) for name in dict.fromkeys(names)]
 

@@ -123,7 +123,7 @@ def _pairs(
     """Each variant's first server on each host, its settings, and those of the baseline's server at the same point."""
     first: dict[tuple[str, str, str], tuple[str, Settings]] = {}
     for item in planned:
-        if item.get("start") and item["id"] in settings:
+        if item.get("start") and settings.get(item["id"], {}).get("resolved"):
             point = json.dumps({key: value for key, value in item["axes"].items() if key.startswith("server.")})
             known = item["server"]["engine"]["name"], settings[item["id"]]
             first.setdefault((item["host"], item["variant"], point), known)

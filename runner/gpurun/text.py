@@ -12,7 +12,7 @@ MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
 # C0 and C1 controls, and the characters that reorder or hide text (bidirectional controls, line separators).
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+_ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "cpu": "CPU", "sm": "SM clock"}
 _UNITS = {
     "tok_per_s": "tok/s",
     "per_s": "1/s",
@@ -103,4 +103,4 @@ def metric_value(metric: str, value: float | None) -> str:
 def _words_and_unit(metric: str) -> tuple[str, str]:
     match = _METRIC.fullmatch(metric)
     name, unit = match.groups() if match else (metric, None)
-    return " ".join(_ACRONYMS.get(word, word) for word in name.split("_")), _UNITS.get(unit or "", "")
+    return " ".join(_ACRONYMS.get(word, word) for word in re.split("[_ ]", name)), _UNITS.get(unit or "", "")

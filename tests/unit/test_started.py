@@ -116,6 +116,15 @@ def test_a_variant_that_changed_nothing_is_told_with_the_verdict() -> None:
     assert lines == ["other: tp_size: asked 2, resolved 4, baseline 2"]
 
 
+def test_a_server_that_never_served_has_no_settings_to_compare() -> None:
+    plan = [planned("baseline", ""), planned("dead", "--tp 8"), planned("log-only", "--tp 8")]
+    found = {item["id"]: settings(item, answer()) for item in plan}
+    found["1/dead/h"]["resolved"] = {}
+    found["1/log-only/h"]["resolved"] = {"max_total_num_tokens": 7}
+    assert [row.setting for row in started.settings_rows(plan, found)["log-only"]] == ["max_total_num_tokens"]
+    assert "dead" not in started.settings_rows(plan, found)
+
+
 def test_what_the_engine_keeps_to_itself_may_have_changed() -> None:
     plan = [planned("baseline", ""), planned("hidden", "--a-flag-it-does-not-tell 1")]
     assert not list(started.changed_nothing(plan, {item["id"]: settings(item, answer()) for item in plan}))

@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from gpurun.compare import group
 from gpurun.report.view import RunView
 from gpurun.text import metric_name
 
@@ -118,11 +119,14 @@ class Drawing:
         )
 
     def telemetry(self, run: RunView, description: str) -> Markup:
-        """Each sensor's mean by sample and round."""
+        """Each sensor's mean by sample and round, without those that always say the same."""
         hosts = len({point["host"] for point in run.sensors.points}) > 1
-        points = [
+        every = [
             {**p, "place": metric_name(p["name"]) + (f" · {p['host']}" if hosts else "")} for p in run.sensors.points
         ]
+        told = group(every, lambda p: p["place"])
+        moving = {place for place, mine in told.items() if len({p["value"] for p in mine}) > 1}
+        points = [point for point in every if point["place"] in moving] or every
         places = list(dict.fromkeys(point["place"] for point in points))[:_MOST_FACETS]
         looks = _looks(run, {point["variant"] for point in points})
         points = [point for point in points if point["place"] in places]

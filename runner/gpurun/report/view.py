@@ -216,7 +216,7 @@ class RunView:
     def sensor_sentence(self) -> str:
         """Which sensor moved most from the first round to the last."""
         moved = [
-            (abs(last / first - 1), host, name, first, last)
+            (abs(last - first) / (100 if name.endswith("_percent") else first), host, name, first, last)
             for host, name, (first, last, *_) in self.sensors_table()
             if first
         ]
