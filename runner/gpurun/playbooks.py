@@ -102,7 +102,11 @@ _KINDS = {
 def message_of(result: Mapping[str, Any]) -> str:
     """The sentence in a task's result that says what went wrong."""
     said = str(result.get("module_stderr") or result.get("module_stdout") or result.get("stderr") or "").strip()
-    return ": ".join(filter(None, [str(result.get("msg") or "").strip(), said])) or str(result)
+    lines = str(
+        result.get("stdout") or ""
+    ).splitlines()  # apt puts there what DKMS says: "Error! Bad return status ..."
+    told = "\n".join(line for line in lines if line.startswith("Error"))
+    return ": ".join(filter(None, [str(result.get("msg") or "").strip(), told, said])) or str(result)
 
 
 News: TypeAlias = "queue.Queue[tuple[Playbook, TaskEvent | None]]"
