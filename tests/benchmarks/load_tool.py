@@ -1,11 +1,13 @@
 """How exact and how fast is the builtin load client? Against the C stub of tests/stub, which writes down the truth.
 
     python tests/benchmarks/load_tool.py [--rounds 3] [--cases 1 32 256 rate]
-        [--tool guidellm=ENVIRONMENT ... --tokenizer FOLDER]
+        [--tool NAME | NAME=ENVIRONMENT ...]
 
-With `--tool`, the other load tools run side by side in the same rounds, each from the environment that the role
-`load_tool` makes (~/.gpurun/tools/NAME-VERSION) and with the argv of its data file; their figures are those that gpurun
-reads out of their results. The truth is that of the last requests that the stub saw: some tools try the server first.
+With `--tool`, the other load tools (sglang-bench, vllm-bench, guidellm, aiperf) run side by side in the same rounds,
+each from an environment that is made of what its data file lists, and removed afterwards, or from one that is there
+(~/.gpurun/tools/NAME-VERSION), with the argv of that file; their figures are those that gpurun reads out of their
+results. The truth is that of the last requests that the stub saw: some tools try the server first. vllm-bench takes
+9 GB of disk. All four, `--rounds 1`: about 10 minutes on two idle cores once they are installed.
 
 For concurrency 1, 32 and 256: first token 50 ms after a request is read, then one each 5 ms, 64 tokens; the error is
 the client's figure minus the stub's own log of the same requests. Then the request rate at saturation: no delays, one
@@ -34,6 +36,18 @@ from gpurun import foreign, tools
 from gpurun.template import render
 
 HERE = Path(__file__).resolve()
+# Byte-level, so that it knows every text. Tools count with it; the stub counts words.
+TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+bpe = Tokenizer(models.BPE())
+bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+alphabet = pre_tokenizers.ByteLevel.alphabet()
+trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+bpe.train_from_iterator(["the quick brown fox jumps over the lazy dog"], trainer)
+PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>").save_pretrained(sys.argv[1])
+"""
 FILES = HERE.parents[2] / "roles" / "load_tool" / "files"
 CASES = {
     "1": (1, 20, 64, 50, 5),
@@ -50,25 +64,28 @@ def main() -> None:
     parser.add_argument(
         "--aiohttp-client", nargs=4, metavar=("PORT", "CONCURRENCY", "REQUESTS", "TOKENS"), help="internal"
     )
-    parser.add_argument("--tool", action="append", default=[], metavar="NAME=ENVIRONMENT", help="another load tool")
-    parser.add_argument("--tokenizer", help="a folder with a tokenizer, which other tools need")
+    parser.add_argument("--tool", action="append", default=[], metavar="NAME[=ENVIRONMENT]", help="another load tool")
     options = parser.parse_args()
-    if options.tool and not options.tokenizer:
-        parser.error("--tool needs --tokenizer")
     if options.aiohttp_client:
         asyncio.run(aiohttp_client(*map(int, options.aiohttp_client)))
         return
-    clients = ["loadgen"] + (["aiohttp"] if importlib.util.find_spec("aiohttp") else []) + options.tool
+    clients = ["loadgen"] + (["aiohttp"] if importlib.util.find_spec("aiohttp") else [])
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="gpurun-bench-") as folder:
         stub = Path(folder) / "stub"
         subprocess.run(["gcc", "-O2", "-o", stub, HERE.parents[1] / "stub" / "stub.c"], check=True)
+        for name in options.tool:
+            clients.append(name if "=" in name else f"{name}={installed(name, Path(folder))}")
+        tokenizer = Path(folder) / "tokenizer"
+        if options.tool:
+            python = Path(clients[-1].partition("=")[2]) / "bin/python"
+            subprocess.run([python, "-c", TOKENIZER, tokenizer], check=True, stderr=subprocess.DEVNULL)
         for number in range(options.rounds):
             for case in options.cases:
                 for client in clients:
                     load = os.getloadavg()[0]
                     found.setdefault((case, client), []).append(
-                        {**measure(stub, Path(folder), case, client, options.tokenizer), "load": load}
+                        {**measure(stub, Path(folder), case, client, tokenizer), "load": load}
                     )
             print(
                 f"round {number + 1} of {options.rounds} done, load average {os.getloadavg()[0]:.1f}", file=sys.stderr
@@ -82,7 +99,21 @@ def main() -> None:
         print(f"{case:5} {client.partition('=')[0]:12} " + " ".join(f"{text:>24}" for text in shown))
 
 
-def measure(stub: Path, folder: Path, case: str, client: str, tokenizer: str | None) -> dict[str, float]:
+def installed(name: str, folder: Path) -> Path:
+    """An environment of what a tool's data file lists."""
+    install, place = tools.load_tool(name).install, folder / name
+    assert install is not None
+    own = {"tool": {"version": tools.load_tool(name).version}}
+    packages = [render(package, own) for package in install.packages]
+    uv, began = str(Path(sys.executable).with_name("uv")), time.monotonic()
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, place], check=True)
+    exact = ["--no-deps"] if install.exact else []
+    subprocess.run([uv, "pip", "install", "-q", "--python", place / "bin/python", *exact, *packages], check=True)
+    print(f"{name} installed in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return place
+
+
+def measure(stub: Path, folder: Path, case: str, client: str, tokenizer: Path) -> dict[str, float]:
     """One run of one client against a fresh stub: its figures beside the stub's truth."""
     concurrency, requests, tokens, first_ms, gap_ms = CASES[case]
     port, log, raw = free_port(), folder / "log", folder / "raw.json"

@@ -143,16 +143,19 @@ def simulate(rng: random.Random, effect: float, rounds: int, noise: float = 0.01
 def test_a_difference_is_rarely_claimed_where_there_is_none(rounds: int, noise: float) -> None:
     """However much servers differ from start to start."""
     rng = random.Random(20261130)
-    claimed = sum(simulate(rng, 0.0, rounds, noise).verdict in ("better", "worse") for _ in range(1000))
-    assert claimed <= 15  # 1 %, and what chance adds to it
+    claimed = sum(simulate(rng, 0.0, rounds, noise).verdict in ("better", "worse") for _ in range(2000))
+    assert claimed <= 20  # 1 %
 
 
-@pytest.mark.parametrize("effect", [0.05, -0.05])
-def test_five_percent_is_found_in_five_rounds(effect: float) -> None:
-    rng = random.Random(7)
-    words = [simulate(rng, effect, 5).verdict for _ in range(1000)]
-    assert words.count("better" if effect > 0 else "worse") >= 940  # 95 %, less what chance takes from it
-    assert ("worse" if effect > 0 else "better") not in words
+def test_five_percent_is_found_in_five_rounds() -> None:
+    """In 95.6 % by Student's noncentral distribution: 94.7 % of what is 5 % more, 96.4 % of what is 5 % less."""
+    rng, found = random.Random(7), {"better": 0, "worse": 0}
+    for _ in range(1000):
+        for effect, word, opposite in ((0.05, "better", "worse"), (-0.05, "worse", "better")):
+            said = simulate(rng, effect, 5).verdict
+            found[word] += said == word
+            assert said != opposite
+    assert sum(found.values()) >= 1881  # 95 %, less what chance takes from it: twice 9.7
 
 
 def test_many_variants_are_held_to_more() -> None:
