@@ -108,7 +108,9 @@ class Metrics(Part):
 class Reset(Part):
     """What empties a running server's caches."""
 
-    path: str  # it is posted to; with `{n}`, for 0, 1, 2 and on, until that is refused
+    path: str  # it is posted to; with `{n}`, for 0, 1, 2 and on
+    count: str | None = None  # address that answers with JSON that says how many times, under `key`
+    key: str | None = None
     needs: str = ""  # what a campaign sets so that the server takes it
 
 

@@ -94,7 +94,8 @@ def plan_load(
         **planned,
         "raw": raw_name(planned["output"]),
         "left": {"client.log": "log", raw_name(planned["output"]): planned["output"], BEFORE: BEFORE},
-        "reset": case.engine.reset and f"{spec['base_url']}{case.engine.reset.path}",
+        "reset": case.engine.reset
+        and {"base_url": spec["base_url"], **case.engine.reset.model_dump(exclude={"needs"})},
         "scrape": {BEFORE: f"{spec['base_url']}{metrics}"} if metrics else {},
     }
 

@@ -37,8 +37,10 @@ options:
   secrets: {description: More environment, which is written to no file and to no command line., type: dict}
   files: {description: "Files to write into the job's folder first, name to text.", type: dict}
   reset:
-    description: Address to post to before it starts, which empties the server's caches. C({n}) stands for 0, 1 and on.
-    type: str
+    description:
+      - "How a server's caches are emptied before it starts: C(base_url), C(path) to post to, perhaps C(count), a path
+        that says under C(key) how many C({n}) in it there are, from 0."
+    type: dict
   scrape:
     description: "Addresses to read into files of the job's folder before it starts, name to address."
     type: dict

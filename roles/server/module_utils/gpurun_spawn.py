@@ -19,7 +19,6 @@ from ansible.module_utils.gpurun_supervisor import write_state
 PORT = "@GPURUN_PORT@"
 _SPEC_S = 15.0
 _SCRAPE_S = 5.0
-_MOST_RESETS = 1024
 # What a job inherits. Everything else of our own environment stays out: over a local connection that is the
 # controller's, with whatever tokens it has; and a server should not change with the shell that gpurun was called from.
 _INHERITED = (
@@ -34,7 +33,7 @@ def create(job: Job, kind: str, wanted: State) -> bool:
     False if somebody else has just created it.
 
     `wanted`: argv, env, secrets, files (name -> text), cwd, port (None: choose one), port_of (a job whose port it is),
-    address, ready, reset (address that empties the server's caches, see `_reset`), scrape (name -> address to read
+    address, ready, reset (how the server's caches are emptied, see `_reset`), scrape (name -> address to read
     into a file after that), container (see gpurun_containers), gpus (what gpurun_gpu_guard knew before), program (what
     Python runs as the supervisor), and the limits life_s, stop_s, start_s, hang_s in seconds. Raises JobError, OSError.
     """
@@ -57,7 +56,7 @@ def create(job: Job, kind: str, wanted: State) -> bool:
         "created_at": time.time(),
         "stop_s": wanted["stop_s"],
         "gpus": wanted.get("gpus"),
-        "reset": _reset(_filled(wanted["reset"], port)) if wanted.get("reset") else None,
+        "reset": _reset(wanted["reset"], port) if wanted.get("reset") else None,
     }
     try:
         write_state(job.directory / "job.json", asked)
@@ -99,15 +98,15 @@ def _ask(url: str, body: bytes | None = None) -> str:
         return str(answer.read().decode(errors="replace"))
 
 
-def _reset(url: str) -> str:
-    """Post to the address, with `{n}` in it for 0, 1, 2 and on until that is refused: "emptied", or why not."""
-    for number in range(_MOST_RESETS):
-        try:
-            _ask(url.replace("{n}", str(number)), b"")
-        except (OSError, ValueError) as error:
-            return "emptied" if number else f"not emptied: {error}"
-        if "{n}" not in url:
-            break
+def _reset(rule: State, port: int | None) -> str:
+    """Post to the address that empties the server's caches, to each of as many as the server says: how it went."""
+    base = _filled(rule["base_url"], port)
+    try:
+        count = json.loads(_ask(base + rule["count"]))[rule["key"]] if rule.get("count") else 1
+        for number in range(count):
+            _ask(base + rule["path"].replace("{n}", str(number)), b"")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"not emptied: {error}"
     return "emptied"
 
 
