@@ -22,6 +22,7 @@ from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
 from gpurun.resolve import check_nulls, check_script, check_server, check_texts, fingerprint, resolve
 from gpurun.samples import AGAIN, BASELINE
+from gpurun.text import setting
 from gpurun.tools import misfits
 from gpurun.tree import Node, digest
 
@@ -180,7 +181,10 @@ class _Expansion:
         self, variant: str, benchmark: str, load: Benchmark, point: Point, resolved: tuple[Server, Engine], merged: Node
     ) -> Case:
         axes = {axis.name: axis.values[number].plain for axis, number in point}
-        short = [(name.rpartition(".")[2], _short(value)) for name, value in axes.items()]
+        short = [
+            (name.rpartition(".")[2], setting(digest(value)[:6] if isinstance(value, (Mapping, list)) else value))
+            for name, value in axes.items()
+        ]
         content = digest([fingerprint(*resolved), benchmark, load.model_dump(exclude_none=True), axes])
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([variant, benchmark, *(value for _, value in short)]))
         label = ",".join(value if len(short) == 1 else f"{key}={value}" for key, value in short)
@@ -226,9 +230,3 @@ def _size(axes: Sequence[Axis]) -> int:
 def _matches(case: Case, point: Mapping[str, Any]) -> bool:
     at: dict[str, Any] = {"variant": case.variant, "benchmark": case.benchmark, **case.axes}
     return all(key in at and same(at[key], value) for key, value in point.items())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (Mapping, list)):
-        return digest(value)[:6]
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,21 +12,21 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gpurun.data import FOLDER, table
+from gpurun.samples import Record
+from gpurun.text import numbers
 
 _FOLDER = FOLDER / "catalogues"
 
 
-class Option(BaseModel):
+class Option(Record):
     """One option. `takes` is how many values: argparse's nargs, or None for exactly one.
 
     `negative`: its names that say no. `keys`: those that its JSON value may have, where others are refused. `words`:
     what is taken besides a number. `commas`: one value may be several choices. `removed`: it is there to be refused.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     names: list[str]
     negative: list[str] = []
@@ -64,11 +64,9 @@ class Catalogue(BaseModel):
         return {name: option for option in self.options for name in (*option.names, *option.negative)}
 
 
-class Rename(BaseModel):
+class Rename(Record):
     """What became of an option: `new` are its successors; none where it is simply gone. `since`: the first version
     without it that was looked at. `said`: a sentence, where the names alone do not tell it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     since: str | None = None
     new: list[str] = []
@@ -116,5 +114,4 @@ def elsewhere(name: str, engine: str, but: str | None) -> Iterable[str]:
 
 
 def _order(version: str) -> tuple[str, tuple[int, ...]]:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
-    return re.match(r"\D*", version).group(), numbers  # type: ignore[union-attr]
+    return re.split(r"\d", version)[0], numbers(version.partition("+")[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.complaints import Complaints
 from gpurun.findings import Finding
+from gpurun.text import setting
 from gpurun.tree import Node
 
 _ONE_BY_ONE = ("flags", "env", "container", "ready")  # sections whose keys are settings of their own
@@ -37,27 +38,18 @@ def check_tests(root: Node, variant: str, changes: Sequence[Change], complaints:
 def untold(variant: str, tests: Sequence[str] | None, changes: Sequence[Change]) -> Finding | None:
     """What a variant changes beyond what it says it tests; of one that says nothing, all where it is more than one."""
     others = [one for one in changes if not any(_covers(pattern, one[0]) for pattern in tests or ())]
-    told = ", ".join(f"{name} ({_short(before)} -> {_short(after)})" for name, before, after in others)
+    told = ", ".join(f"{name} ({setting(before)} -> {setting(after)})" for name, before, after in others)
     if tests is not None and others:
         message = f"differs from the baseline also in {told}, which it does not say it tests"
         advice = "take it out, or add it to `tests`: else nobody knows which change made the difference"
-        return _finding(variant, "also-changes", "warn", message, advice)
+        return Finding(rule="also-changes", severity="warn", message=message, advice=advice, variants=(variant,))
     if tests is None and len(others) > 1:
-        message = f"changes {len(others)} settings at once: {told}"
-        return _finding(variant, "several-changes", "note", message, "`tests` says which of them it is about")
+        message, advice = f"changes {len(others)} settings at once: {told}", "`tests` says which of them it is about"
+        return Finding(rule="several-changes", severity="note", message=message, advice=advice, variants=(variant,))
     return None
-
-
-def _finding(variant: str, rule: str, severity: str, message: str, advice: str) -> Finding:
-    told = {"rule": rule, "severity": severity, "message": message, "advice": advice, "variants": (variant,)}
-    return Finding.model_validate(told)
 
 
 def _covers(pattern: str, name: str) -> bool:
     """Whether `tests` names a setting: by its path, with or without `server.`, by its last part, or by a pattern."""
     plain = pattern.removeprefix("server.")
     return fnmatchcase(name, plain) or fnmatchcase(name.partition(".")[2], plain)
-
-
-def _short(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

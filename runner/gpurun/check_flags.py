@@ -22,18 +22,16 @@ from gpurun.tree import Node
 
 _SIZE = re.compile(r"\d+(\.\d+)?[kmgt]|\d+[KMGT]")  # vLLM: 25.6k is 25600, 16K is 16384
 _SWITCHED = {"on": ("enabled", "true", "1"), "off": ("disabled", "false", "0"), "auto": ("-1",)}
+_SIZES = "a whole number, also as 16k (16000) or 16K (16384)"
+_BRACES = re.compile(r"(?s)\s*\{.*\}\s*")
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
 @dataclass(frozen=True)
-class Remark:
+class Remark(Problem):
     """What is wrong with a word of an argv (`at` is its place), or, with `note`, only worth knowing."""
 
-    at: int
-    message: str
-    hint: str | None = None
-    allowed: tuple[str, ...] = ()
-    nearest: str | None = None
+    at: int = 0
     note: bool = False
 
     @property
@@ -98,8 +96,8 @@ def choose_catalogues(
             raise ConfigError([Problem(message, None, tuple(used), nearest(name, used))])
         if not versions(name):
             raise ConfigError(f"gpurun has no list of the options of `{name}`", hint="leave `--engine` out")
-    chosen: dict[tuple[str, str | None], list[Catalogue]] = {}
-    notes: dict[str, None] = {}
+    chosen: dict[tuple[str, str | None], dict[str, Catalogue]] = {}
+    notes: list[str] = []
     for server, engine in servers:
         pinned = (server.engine or "").partition("==")[2]
         own = pinned or (None if server.binary or server.runtime in CONTAINERS else engine.default_version)
@@ -108,17 +106,15 @@ def choose_catalogues(
             if found is None:
                 continue
             if found != version:
-                notes[f"flags are checked against {engine.title} {found}, the nearest to {version} that is known"] = (
-                    None
+                notes.append(
+                    f"flags are checked against {engine.title} {found}, the nearest to {version} that is known"
                 )
-            one = shipped(engine.name, found)
-            if one not in chosen.setdefault((engine.name, server.engine), []):
-                chosen[engine.name, server.engine].append(one)
+            chosen.setdefault((engine.name, server.engine), {})[found] = shipped(engine.name, found)
         if (engine.name, server.engine) not in chosen and engine.name != "command":
             why = "its version is not known here" if versions(engine.name) else "no list of its options is shipped"
             hint = "; `--engine` names one" if versions(engine.name) else ""
-            notes[f"the flags of {engine.title} are not checked: {why}{hint}"] = None
-    return chosen, list(notes)
+            notes.append(f"the flags of {engine.title} are not checked: {why}{hint}")
+    return {of: list(found.values()) for of, found in chosen.items()}, list(dict.fromkeys(notes))
 
 
 @dataclass(frozen=True)
@@ -171,17 +167,14 @@ class Reading:
             self.arity(option, at, name, values, given is not None)
             others = [part.name for part in self.parts if part.option is option]
             if others and "." not in name and not option.repeats:
-                self.note(at, f"`{others[0]}` and `{name}` are one option; the last one counts")
+                self.find(at, f"`{others[0]}` and `{name}` are one option; the last one counts", note=True)
             for number, value in enumerate(values):
                 self.value(option, at if given is not None else at + 1 + number, name, value)
         self.parts.append(Part(at, name, option, values))
         return at + 1 + count
 
     def find(self, at: int, message: str, hint: str | None = None, **more: Any) -> None:
-        self.findings.append(Remark(at, message, hint, **more))
-
-    def note(self, at: int, message: str, hint: str | None = None) -> None:
-        self.findings.append(Remark(at, message, hint, note=True))
+        self.findings.append(Remark(message, hint=hint, at=at, **more))
 
     def split(self, word: str) -> tuple[str | None, str | None]:
         """The name of an option as the engine has it and a value after `=`; None for what is no option."""
@@ -222,7 +215,9 @@ class Reading:
         elif option.removed:
             self.find(at, f"{self.title} no longer has `{name}`: {option.removed}", _use(option.instead))
         elif option.deprecated:
-            self.note(at, f"`{name}` is deprecated in {self.title}", _use(option.instead) or option.deprecated)
+            self.find(
+                at, f"`{name}` is deprecated in {self.title}", _use(option.instead) or option.deprecated, note=True
+            )
         return option
 
     def unknown(self, at: int, name: str) -> None:
@@ -330,24 +325,12 @@ def _size(text: str) -> Any:
     return text if _SIZE.fullmatch(text.strip()) else int(text)
 
 
-def _size_or_auto(text: str) -> Any:
-    return text if text.strip().lower() == "auto" else _size(text)
-
-
-def _json(text: str) -> Any:
-    return json.loads(text)
-
-
-def _text_or_json(text: str) -> Any:
-    return json.loads(text) if re.fullmatch(r"(?s)\s*\{.*\}\s*", text) else text
-
-
 _KINDS: dict[str | None, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
     "number": (float, "a number"),
-    "size": (_size, "a whole number, also as 16k (16000) or 16K (16384)"),
-    "size_or_auto": (_size_or_auto, "a whole number, also as 16k (16000) or 16K (16384), or `auto`"),
-    "json": (_json, "JSON"),
-    "text_or_json": (_text_or_json, "text, or JSON in braces"),
+    "size": (_size, _SIZES),
+    "size_or_auto": (lambda text: text if text.strip().lower() == "auto" else _size(text), _SIZES + ", or `auto`"),
+    "json": (json.loads, "JSON"),
+    "text_or_json": (lambda text: json.loads(text) if _BRACES.fullmatch(text) else text, "text, or JSON in braces"),
 }

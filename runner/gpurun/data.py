@@ -15,7 +15,12 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is many times
 @cache
 def table(name: str) -> Any:
     """A file of the package's data, by its path without `.yml`. Shared by all who ask: nobody changes it."""
-    return yaml.load((FOLDER / f"{name}.yml").read_text(encoding="utf-8"), _LOADER)  # noqa: S506 (is a safe loader)
+    return read(FOLDER / f"{name}.yml")
+
+
+def read(path: Path) -> Any:
+    """A YAML file of ours."""
+    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 (is a safe loader)
 
 
 def names(folder: str) -> tuple[str, ...]:

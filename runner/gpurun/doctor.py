@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpurun.data import table
 from gpurun.reachability import explain
-from gpurun.template import TemplateError, render
+from gpurun.template import TemplateError, holds, render
+from gpurun.text import numbers
 
 State = Literal["ok", "warn", "fail"]
 HERE = "this machine"
@@ -30,19 +30,17 @@ class Finding:
 
 @dataclass
 class Seen:
-    """What was found on one host. `skew_s` is by how much its clock is certainly off; `trouble` is why it could not be
-    looked at."""
+    """What was found on one host. `trouble` is why it could not be looked at."""
 
     facts: Mapping[str, Any] | None = None
     left: Sequence[Mapping[str, Any]] = ()
     lock: Mapping[str, Any] | None = None
-    skew_s: float = 0.0
     trouble: str = ""
 
 
 def of_here(known: Mapping[str, Any]) -> list[Finding]:
     """The findings about this machine; `known` is what `commands/doctor.py` collects."""
-    return _judge(HERE, "here", known)
+    return list(_judge(HERE, "here", known))
 
 
 def of_host(host: str, seen: Seen) -> list[Finding]:
@@ -56,7 +54,7 @@ def of_host(host: str, seen: Seen) -> list[Finding]:
 
 def look_at(host: str, facts: Mapping[str, Any], seen: Seen | None = None) -> list[Finding]:
     """The findings about a host from its facts, which may be a description that leaves things out."""
-    seen = seen or Seen(skew_s=facts.get("skew_s") or 0.0)
+    seen = seen or Seen()
     processes = [one for gpu in facts.get("gpus") or () for one in gpu.get("processes") or ()]
     ours = {one.get("pid") for one in seen.left}
     known = {
@@ -65,39 +63,25 @@ def look_at(host: str, facts: Mapping[str, Any], seen: Seen | None = None) -> li
         "strangers": [f"pid {one['pid']} of {one['user']}" for one in processes if one["pid"] not in ours],
         "lock": seen.lock,
         "left": seen.left,
-        "skew_s": seen.skew_s,
+        "skew_s": facts.get("skew_s") or 0.0,
     }
-    return _judge(host, "host", known)
+    return list(_judge(host, "host", known))
 
 
 def version(text: str) -> tuple[int, ...]:
     """`3.11.2` as numbers that compare; what follows the numbers does not count."""
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+    return numbers(text)[:3]
 
 
-def _judge(where: str, part: str, known: Mapping[str, Any]) -> list[Finding]:
-    found = []
-    for rule in _rules()[part]:
+def _judge(where: str, part: str, known: Mapping[str, Any]) -> Iterator[Finding]:
+    for rule in table("doctor")[part]:
         # What rests on facts that are not there is left out.
         with contextlib.suppress(*((TemplateError,) if part == "host" else ())):
-            found += [one] if (one := _apply(where, rule, known)) is not None else []
-    return found
-
-
-def _apply(where: str, rule: Mapping[str, str], known: Mapping[str, Any]) -> Finding | None:
-    def holds(key: str, otherwise: bool, **more: Any) -> bool:
-        return render(rule[key], {**known, **more}) == "True" if key in rule else otherwise
-
-    if not holds("when", True) or ("gpu" in rule and not known.get("gpus")):
-        return None
-    bad = [str(gpu["index"]) for gpu in known["gpus"] if holds("gpu", False, gpu=gpu)] if "gpu" in rule else []
-    known = {**known, "bad": bad}
-    state: State = "fail" if holds("fail", False) else "warn" if bad or holds("warn", False) else "ok"
-    fix = "" if state == "ok" else render(rule["fix"], known)
-    return Finding(where, rule["check"], state, render(rule["say"], known), fix)
-
-
-def _rules() -> dict[str, list[dict[str, str]]]:
-    rules = table("doctor")
-    assert isinstance(rules, dict)
-    return rules
+            if holds(rule.get("when", "true"), known) and ("gpu" not in rule or known.get("gpus")):
+                gpus = known["gpus"] if "gpu" in rule else ()
+                bad = [str(gpu["index"]) for gpu in gpus if holds(rule["gpu"], {**known, "gpu": gpu})]
+                seen = {**known, "bad": bad}
+                warns = bad or holds(rule.get("warn", "false"), seen)
+                state: State = "fail" if holds(rule.get("fail", "false"), seen) else "warn" if warns else "ok"
+                fix = "" if state == "ok" else render(rule["fix"], seen)
+                yield Finding(where, rule["check"], state, render(rule["say"], seen), fix)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpurun.engines import Engine, canonical
+from gpurun.engines import Engine, split_flags
 from gpurun.redact import MASK
+from gpurun.tree import flat
 
 _SECRET_KEY = re.compile(r"(^|_)(api_key|password|secret)s?$|(hf|auth|access|bearer)_token$", re.IGNORECASE)
 _SECRET_FLAG = re.compile(r"(--(?:admin-)?api-key[= ])\S+")
@@ -52,26 +53,17 @@ def resolved(engine: Engine, answer: bytes, metrics: bytes, log: str) -> dict[st
         line = re.search(rf"^{re.escape(rules.metric)}\{{(.*)\}} ", metrics.decode(errors="replace"), re.MULTILINE)
         found |= dict(_LABEL.findall(line[1])) if line else {}
     with contextlib.suppress(ValueError):
-        found |= dict(_flat(_masked(json.loads(answer)))) if answer else {}
+        found |= dict(flat(_masked(json.loads(answer)))) if answer else {}
     dropped = re.compile("|".join(rules.drop) or "$^")
     return {name: value for name, value in sorted(found.items()) if not dropped.search(name)}
 
 
 def asked(engine: Engine, argv: Sequence[str]) -> dict[str, Any]:
     """The flags of an argv in their main spelling: a value, a list of several, or True."""
-    found: dict[str, list[str]] = {}
-    name = None
-    for word in argv:
-        if re.match(r"--?[A-Za-z]", word):
-            written, equals, value = word.partition("=")
-            name = canonical(engine.flags, written.lstrip("-"))
-            found[name] = [value] if equals else []
-        elif name is not None:
-            found[name].append(word)
     return {
         name: values[0] if len(values) == 1 else values or True
-        for name, values in found.items()
-        if name not in engine.flags.reserved
+        for name, _, values, _ in split_flags(engine.flags, argv)
+        if name and name not in engine.flags.reserved
     }
 
 
@@ -127,15 +119,3 @@ def _masked(document: Any) -> Any:
     if isinstance(document, list):
         return [_masked(each) for each in document]
     return _SECRET_FLAG.sub(rf"\1{MASK}", document) if isinstance(document, str) else document
-
-
-def _flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Mappings become dotted names, and so do lists of mappings; a list of single values stays one."""
-    if isinstance(document, Mapping):
-        for key, value in document.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(document, list) and any(isinstance(each, Mapping) for each in document):
-        for number, value in enumerate(document):
-            yield from _flat(value, f"{path}.{number}")
-    else:
-        yield path, document

@@ -9,26 +9,20 @@ path of the host's own program).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from gpurun.data import names, table
+from gpurun.samples import Record
 from gpurun.tree import map_texts
 
 ListForm = Literal["after", "repeat", "comma"]
 """`--x a b`, `--x a --x b` or `--x a,b`."""
 
 
-class Part(BaseModel):
-    """Base of the parts of an engine file: unknown keys are an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Install(Part):
+class Install(Record):
     """An environment of the engine's own at `<home>/engines/<engine>-<version>`, made by uv from exact packages."""
 
     python: str | None = None  # version for the environment; null: the host's own
@@ -41,7 +35,7 @@ class Install(Part):
     disk_gib: float = 1  # free space that the environment and what is downloaded for it may take
 
 
-class Command(Part):
+class Command(Record):
     """How the server is called, before its flags. Each item is a template; an empty result is left out."""
 
     env: list[str] = []  # argv where gpurun has installed the engine
@@ -49,7 +43,7 @@ class Command(Part):
     container: list[str] | None = None  # argv that the engine's own image takes; null: not known
 
 
-class FlagRules(Part):
+class FlagRules(Record):
     """How a `flags` mapping becomes argv. Key `x` becomes `--x`, a key of one letter `-x`.
 
     `true` is the bare flag and `false` its negative form: by `negative` where the flag is listed there, else by
@@ -66,7 +60,7 @@ class FlagRules(Part):
     reserved: dict[str, str] = {}  # flags that gpurun sets itself -> why
 
 
-class Options(Part):
+class Options(Record):
     """How the engine tells, without a GPU, which flags it takes: by `--help` after its command, or by its parser.
 
     `parser` is Python for the engine's environment that makes `parser` and, where it can, `version`.
@@ -78,7 +72,7 @@ class Options(Part):
     dotted: bool = False  # `--a.b 1` sets one key of a JSON value
 
 
-class Ready(Part):
+class Ready(Record):
     """When a server is ready: health answers 200, the model list names the model, a generation has answered."""
 
     health: str | None = "/health"
@@ -87,7 +81,7 @@ class Ready(Part):
     answer: str | None = None  # JSON key that the generation's answer must have
 
 
-class Effective(Part):
+class Effective(Record):
     """Where a running server tells the settings that it really uses; as flat names, dots between the levels."""
 
     path: str | None = None  # an address that answers with JSON
@@ -97,7 +91,7 @@ class Effective(Part):
     drop: list[str] = []  # patterns of names that differ from start to start by themselves
 
 
-class Metrics(Part):
+class Metrics(Record):
     """Where the engine's own counters are, and what they are called there."""
 
     path: str
@@ -105,7 +99,7 @@ class Metrics(Part):
     gauges: dict[str, str] = {}  # the same of what rises and falls
 
 
-class Reset(Part):
+class Reset(Record):
     """What empties a running server's caches."""
 
     path: str  # it is posted to; with `{n}`, for 0, 1, 2 and on
@@ -114,7 +108,7 @@ class Reset(Part):
     needs: str = ""  # what a campaign sets so that the server takes it
 
 
-class LoadHints(Part):
+class LoadHints(Record):
     """What a load client should know about this engine."""
 
     api: Literal["chat", "completions"] = "chat"
@@ -122,7 +116,7 @@ class LoadHints(Part):
     tokenize: str | None = None  # path that counts tokens of a text
 
 
-class Engine(Part):
+class Engine(Record):
     """One inference engine."""
 
     name: str
@@ -197,6 +191,22 @@ def flags_argv(rules: FlagRules, flags: Mapping[str, Any], render: Callable[[str
     return [
         word for flag, value in flags.items() if value is not None for word in flag_argv(rules, flag, value, render)
     ]
+
+
+def split_flags(rules: FlagRules, argv: Iterable[str]) -> Iterator[tuple[str, str, list[str], bool]]:
+    """Each flag of an argv: its main spelling, how it is written, the words up to the next one, whether `=` joins them.
+
+    For those who know no list of the engine's flags. Words before the first flag come under an empty name.
+    """
+    name, written, values, joined = "", "", list[str](), False
+    for word in argv:
+        if re.match(r"--?[A-Za-z]", word):  # what begins with a minus and a digit is a value
+            yield name, written, values, joined
+            written, equals, value = word.partition("=")
+            name, values, joined = canonical(rules, written.lstrip("-")), [value] if equals else [], bool(equals)
+        else:
+            values.append(word)
+    yield name, written, values, joined
 
 
 def _word(value: Any, render: Callable[[str], str]) -> str:

@@ -40,6 +40,9 @@ class Mark:
     length: int = 1
     text: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -54,6 +57,11 @@ class Problem:
     nearest: str | None = None
     hint: str | None = None
 
+    @property
+    def where(self) -> str | None:
+        """Its place, as `file:line:column`."""
+        return None if self.mark is None else str(self.mark)
+
     def render(self) -> str:
         """Plain text, several lines, without a trailing newline; understandable without colour."""
         lines = [f"error: {self.message}"]
@@ -61,7 +69,7 @@ class Problem:
             gutter = " " * len(str(self.mark.line))
             note = f" expected one of: {', '.join(self.allowed)}" if self.allowed else ""
             lines += [
-                f"{gutter}--> {self.mark.file}:{self.mark.line}:{self.mark.column}",
+                f"{gutter}--> {self.mark}",
                 f"{gutter} |",
                 f"{self.mark.line} | {self.mark.text}",
                 f"{gutter} | {' ' * (self.mark.column - 1)}{'^' * max(1, self.mark.length)}{note}",
@@ -82,13 +90,17 @@ class GpurunError(Exception):
     """
 
     exit_code = ExitCode.CASE_FAILED
-    result: Mapping[str, object] | None = None
 
-    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        result: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message = message
-        self.where = where
-        self.hint = hint
+        self.message, self.where, self.hint, self.result = message, where, hint, result
 
     def render(self) -> str:
         """Plain text for stderr: what, where, what next."""
@@ -114,12 +126,7 @@ class ConfigError(GpurunError):
             problems = [Problem(problems, hint=hint)]
         self.problems = list(problems)
         first = self.problems[0]
-        mark = first.mark
-        super().__init__(
-            first.message,
-            where=f"{mark.file}:{mark.line}:{mark.column}" if mark else None,
-            hint=first.hint,
-        )
+        super().__init__(first.message, where=first.where, hint=first.hint)
 
     def render(self) -> str:
         """Every problem, in file order, with an empty line between them."""
@@ -127,17 +134,11 @@ class ConfigError(GpurunError):
 
     def document(self) -> dict[str, object]:
         """The first problem in the common form, and all of them as a list."""
-        problems = [
-            {
-                "message": p.message,
-                "where": f"{p.mark.file}:{p.mark.line}:{p.mark.column}" if p.mark else None,
-                "allowed": list(p.allowed),
-                "nearest": p.nearest,
-                "hint": p.hint,
-            }
-            for p in self.problems
+        told = [
+            {key: getattr(each, key) for key in ("message", "allowed", "nearest", "hint")} for each in self.problems
         ]
-        return {**super().document(), "problems": problems}
+        where = [str(each.mark) if each.mark else None for each in self.problems]
+        return {**super().document(), "problems": [{**one, "where": at} for one, at in zip(told, where, strict=True)]}
 
 
 class NoSuchRunError(GpurunError):

@@ -11,7 +11,7 @@ import os
 import queue
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from gpurun.assess import Assessment
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import ExitCode, GpurunError, HostError, InterruptedRunError, NotReadyError
-from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
-from gpurun.playbooks import Controller, News, Outcome, Playbook, TaskEvent
+from gpurun.playbooks import News, Outcome, Playbook, TaskEvent
 from gpurun.remote import credentials
 from gpurun.result import FailOn
 from gpurun.samples import FailureClass, Sample
@@ -44,9 +43,9 @@ class BenchOptions:
 
     inventory: Path | None = None
     limit: str | None = None
-    results_dir: Path | None = None
+    results: Path | None = None
     fail_on: FailOn = "failure"
-    wait_s: float = 0.0  # for a host that another run holds
+    wait: float = 0.0  # seconds, for a host that another run holds
     resume: str | None = None
     retry_failed: bool = False
     force: Sequence[str] = ()  # rules of preflight that do not count
@@ -72,11 +71,11 @@ def bench(campaign: Campaign, cases: Sequence[Case], options: BenchOptions, obse
     Raises HostError where no host can be used, InterruptedRunError after a clean stop on request, ConfigError where the
     facts of the hosts show that the campaign cannot be planned.
     """
-    with Interrupts() as interrupts, contextlib.closing(observer):
-        secrets = opening.secret_values({name for case in cases for name in case.server.secrets or []})
-        more = credentials(os.environ) if opening.store_url(campaign, options.store) or options.resume else {}
-        with Controller(options.inventory, limit=options.limit, secrets=secrets, more=more) as controller:
-            return _Run(options, campaign, cases, observer, interrupts, controller, secrets).whole()
+    secrets = {name for case in cases for name in case.server.secrets or []}
+    more = credentials(os.environ) if opening.store_url(campaign, options.store) or options.resume else {}
+    of_the_run: dict[str, Any] = {"_wait_s": options.wait, "_options": options}
+    with _Run.on(campaign, cases, observer, options.inventory, options.limit, secrets, more, **of_the_run) as run:
+        return run.whole()
 
 
 @dataclass
@@ -88,20 +87,19 @@ class _Turn:
     waiting: list[dict[str, Any]]
 
 
+@dataclass(eq=False)
 class _Run(Session):
     """One run in progress."""
 
-    def __init__(self, options: BenchOptions, *of_the_session: Any) -> None:
-        super().__init__(*of_the_session, wait_s=options.wait_s)
-        self._options = options
-        self._home: dict[str, events.Where] = {}  # each host's latest sample that is home
-        self._away: dict[str, float] = {}  # since when a host does not answer
-        self._aside: list[Sample] = []  # to be measured again
-        self._quarantined: dict[str, str] = {}  # hosts whose GPU memory did not come back: what holds it
+    _options: BenchOptions = BenchOptions()
+    _home: dict[str, events.Where] = field(default_factory=dict)  # each host's latest sample that is home
+    _away: dict[str, float] = field(default_factory=dict)  # since when a host does not answer
+    _aside: list[Sample] = field(default_factory=list)  # to be measured again
+    _quarantined: dict[str, str] = field(default_factory=dict)  # hosts whose GPU memory is not back: why
 
     def whole(self) -> BenchResult:
         """Everything, in order."""
-        results_dir = self._options.results_dir or Path(self._campaign.results.dir)
+        results_dir = self._options.results or Path(self._campaign.results.dir)
         earlier, url = None, opening.store_url(self._campaign, self._options.store)
         if self._options.resume is not None:
             earlier = opening.find_earlier(results_dir, self._options.resume, url, self._secrets)
@@ -173,10 +171,10 @@ class _Run(Session):
 
     def _take_turn(self, host: str, news: News) -> dict[Playbook, _Turn]:
         """Start the next round of a host; nothing if it is done, or lost."""
-        pending = self._pending(host)
+        pending = steps.pending(self._store, host)
         if host in self._lost:
             self._put_back(host)
-            self._skip_lost(self._pending(host))
+            self._skip_lost(steps.pending(self._store, host))
         if not pending or host in self._lost:
             return {}
         number = pending[0]["round"]
@@ -198,7 +196,7 @@ class _Run(Session):
         elif host in outcome.failed:
             why = outcome.failed[host]
             self._emit(events.Notice(f"a task failed: {why}", host))
-            for planned in self._pending(host)[:1]:  # none: it broke after the last one was home
+            for planned in steps.pending(self._store, host)[:1]:  # none: it broke after the last one was home
                 self._lose(planned, "unknown", why, "this is not a failure of the server; see `events.jsonl`")
         elif outcome.status not in ("successful", "canceled"):
             raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
@@ -208,7 +206,6 @@ class _Run(Session):
 
     def _repeat(self, turn: _Turn) -> None:
         """Have what may have passed measured again; what was measured stands where the second try has failed."""
-        assert self._store is not None
         home = {sample.id: sample for sample in self._store.samples()}
         for first in [first for first in self._aside if first.host == turn.host]:
             again = home.get(first.id)
@@ -223,7 +220,6 @@ class _Run(Session):
 
     def _put_back(self, host: str | None = None) -> None:
         """What was to be measured again, and will not be in this run (on this host), is what it was."""
-        assert self._store is not None
         for sample in [sample for sample in self._aside if host in (None, sample.host)]:
             self._aside.remove(sample)
             self._store.put_back(sample)
@@ -251,7 +247,7 @@ class _Run(Session):
             self._emit(events.Notice(event.result["not_stored"], event.host))
         if event.kind == "ok" and task == "Bring the sample home":
             planned = waiting.pop(0)
-            sample = self._find(planned)
+            sample = self._store.sample(planned["id"])
             self._home[event.host] = where
             self._emit(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
 
@@ -267,7 +263,6 @@ class _Run(Session):
         self._emit(events.SampleProgress(where, counted.get("done"), counted.get("total"), unit, last))
 
     def _skip_lost(self, pending: Sequence[dict[str, Any]]) -> None:
-        assert self._store is not None
         for planned in pending:
             if planned["host"] in self._quarantined:
                 sample = steps.quarantined(self._store, planned, self._quarantined[planned["host"]])
@@ -277,21 +272,11 @@ class _Run(Session):
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
-        assert self._store is not None
         sample = steps.not_measured(self._store, planned, klass, "serving", proof, advice)
         self._emit(events.SampleFinished(_where(planned), sample))
 
-    def _pending(self, host: str) -> list[dict[str, Any]]:
-        assert self._store is not None
-        return steps.pending(self._store, host)
-
-    def _find(self, planned: Mapping[str, Any]) -> Sample:
-        assert self._store is not None
-        return self._store.sample(planned["id"])
-
     def _cut_short(self, error: GpurunError) -> GpurunError:
         """Store what is there of a run that ends with `error`, and let the error say so."""
-        assert self._store is not None
         with contextlib.suppress(OSError):
             self._put_back()
         if isinstance(error, InterruptedRunError):

@@ -5,20 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 from gpurun import result, wording
 from gpurun.assess import Assessment
-from gpurun.compare import Effect, failed, measured
+from gpurun.compare import failed, measured
 from gpurun.manifest import Manifest
-from gpurun.samples import BASELINE, Sample
+from gpurun.samples import BASELINE
+from gpurun.texts import fill
 
 _TEXT = ("run", "campaign", "variant", "benchmark", "case", "label", "host", "status", "started_at", "engine",
          "engine_version", "failure_class", "failure_phase", "failure_proof", "taints", "content")  # fmt: skip
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def rows(manifest: Manifest, report: Assessment) -> list[dict[str, Any]]:
@@ -88,55 +86,32 @@ def as_json(manifest: Manifest, report: Assessment, strict: bool = False) -> byt
 def as_junit(manifest: Manifest, report: Assessment, strict: bool = False) -> bytes:
     """A suite for each point, a test for each variant. A variant fails by a failure that it did not expect, and where
     it is worse if `strict`; an expected failure is skipped, and so is what was not measured."""
-    suites = ElementTree.Element("testsuites", name=_xml(f"{manifest.campaign} {manifest.run}"))
     primary = {effect.case.id: effect for effect in report.effects if effect.primary}
+    suites: dict[str, list[dict[str, Any]]] = {}
     for case in report.cases:
-        suite = next((one for one in suites if one.get("name") == case.label), None)
-        suite = ElementTree.SubElement(suites, "testsuite", name=_xml(case.label)) if suite is None else suite
-        samples = report.of[case.id]
+        samples, effect = report.of[case.id], primary.get(case.id)
+        change = wording.changes([effect])[0] if effect else ""
+        told = f"{effect.metric}: {change}, {wording.verdict(effect)}" if effect and case.variant != BASELINE else ""
         seconds = sum(sample.timing.wall_s or 0.0 for sample in samples)
-        test = ElementTree.SubElement(
-            suite, "testcase", name=case.variant, classname=f"{manifest.campaign}.{case.label}"
-        )
-        test.set("time", f"{seconds:.3f}")
-        _outcome(test, samples, primary.get(case.id), strict, case.expect)
-        if case.variant != BASELINE and case.id in primary:
-            effect = primary[case.id]
-            told = f"{effect.metric}: {wording.changes([effect])[0]}, {wording.verdict(effect)}"
-            ElementTree.SubElement(test, "system-out").text = _xml(told)
-    for suite in suites:
-        suite.set("tests", str(len(suite)))
-        for name, tag in (("failures", "failure"), ("skipped", "skipped")):
-            suite.set(name, str(len(suite.findall(f"testcase/{tag}"))))
-        suite.set("errors", "0")
-    ElementTree.indent(suites)
-    return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _outcome(
-    test: ElementTree.Element, samples: Sequence[Sample], effect: Effect | None, strict: bool, expect: str | None
-) -> None:
-    lost = [(sample, sample.failure) for sample in failed(samples) if sample.failure is not None]
-    bad = next(((sample, failure) for sample, failure in lost if not failure.expected), None)
-    if bad is not None:
-        sample, failure = bad
-        told = f"{failure.klass} ({failure.phase}) in round {sample.round} on {sample.host}"
-        node = ElementTree.SubElement(test, "failure", type=failure.klass, message=_xml(told))
-        node.text = _xml(f"{failure.proof}\n{failure.advice}")
-    elif expect and measured(samples):
-        message = f"was expected to fail ({expect}) and was measured"
-        ElementTree.SubElement(test, "failure", type="unexpected", message=message)
-    elif strict and effect is not None and result.regressed([effect]):
-        message = f"{effect.metric} is worse: {wording.changes([effect])[0]}"
-        ElementTree.SubElement(test, "failure", type="regression", message=_xml(message))
-    elif not measured(samples):
-        message = f"failed as expected: {lost[0][1].klass}" if lost else "not measured"
-        ElementTree.SubElement(test, "skipped", message=message)
-
-
-def _xml(text: str) -> str:
-    """Text that XML can hold: control characters are no part of it."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+        test: dict[str, Any] = {
+            "name": case.variant,
+            "seconds": seconds,
+            "told": told,
+            "failure": None,
+            "skipped": None,
+        }
+        lost = [(sample, sample.failure) for sample in failed(samples) if sample.failure is not None]
+        if bad := next((one for one in lost if not one[1].expected), None):
+            what = f"{bad[1].klass} ({bad[1].phase}) in round {bad[0].round} on {bad[0].host}"
+            test["failure"] = bad[1].klass, what, f"{bad[1].proof}\n{bad[1].advice}"
+        elif case.expect and measured(samples):
+            test["failure"] = "unexpected", f"was expected to fail ({case.expect}) and was measured", ""
+        elif strict and effect is not None and result.regressed([effect]):
+            test["failure"] = "regression", f"{effect.metric} is worse: {change}", ""
+        elif not measured(samples):
+            test["skipped"] = f"failed as expected: {lost[0][1].klass}" if lost else "not measured"
+        suites.setdefault(case.label, []).append(test)
+    return f"{fill('junit.xml.j2', manifest=manifest, suites=suites)}\n".encode(errors="backslashreplace")
 
 
 FORMATS: dict[str, Callable[[Manifest, Assessment, bool], bytes]] = {

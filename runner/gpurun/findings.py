@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
-
-from gpurun.samples import FailureClass, Record
+from gpurun.samples import FailureClass, Record, klass
 
 Severity = Literal["refuse", "warn", "note"]
 
@@ -32,13 +30,19 @@ class Subject:
     image: str | None = None  # where a container's engine lies
 
 
+def known_model(model: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a model on a host (`models` in its facts), by its name there or its path."""
+    models = facts.get("models") or {}
+    return dict(models.get(model["name"]) or models.get(model["path"]) or {})
+
+
 class Finding(Record):
     """What speaks against a server before it is started. `klass` is what a refused sample is recorded as; `flags` are
     those that it is about, `where` the place in the campaign of the first of them (file:line:column)."""
 
     rule: str
     severity: Severity
-    klass: FailureClass = Field(default="preflight_refused", alias="class")
+    klass: FailureClass = klass(default="preflight_refused")
     message: str
     advice: str
     source: str = ""
@@ -47,8 +51,6 @@ class Finding(Record):
     forced: bool = False  # `--force` named it
     variants: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     @property
     def verb(self) -> str:

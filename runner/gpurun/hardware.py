@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpurun.data import table
-from gpurun.repositories import number
+from gpurun.text import numbers
 
 
 def system_of(release: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -53,13 +53,12 @@ def branch_of(branch: int) -> Mapping[str, Any]:
 
 def bad_kernel(version: str | None, kernel: str) -> Mapping[str, Any] | None:
     for bad in knowledge()["known_bad"] if version else ():
-        old = number(str(version))[:1] == (bad["branch"],) and number(str(version)) <= number(bad["driver"])
-        if old and number(kernel) >= number(bad["kernel"]):
+        old = numbers(str(version))[:1] == (bad["branch"],) and numbers(str(version)) <= numbers(bad["driver"])
+        if old and numbers(kernel) >= numbers(bad["kernel"]):
             return dict(bad)
     return None
 
 
 def knowledge() -> dict[str, Any]:
-    data = table("provisioning")
-    assert isinstance(data, dict)
-    return data
+    known: dict[str, Any] = table("provisioning")
+    return known

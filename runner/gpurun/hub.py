@@ -68,9 +68,10 @@ def _from_hub(repository: str, revision: str) -> dict[str, Any]:
         with open_file("config.json") as stream:
             config = stream.read()
     except urllib.error.HTTPError as error:
-        raise ConfigError(
-            f"the hub has no `{repository}` to read: {error.code} at {endpoint}", hint=_why(error.code)
-        ) from None
+        hint = "check the name and the revision (`org/model@revision`)"
+        if error.code in (401, 403):
+            hint = "it is gated, private or not there: accept its licence, and set HF_TOKEN"
+        raise ConfigError(f"the hub has no `{repository}` to read: {error.code} at {endpoint}", hint=hint) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         hint = "without network, name a local copy of the model, or set HF_ENDPOINT to a mirror"
@@ -80,15 +81,11 @@ def _from_hub(repository: str, revision: str) -> dict[str, Any]:
     names.append("model.safetensors" if index is None else "model.safetensors.index.json")
     known = {"config.json": config} | ({} if index is None else {names[1]: index})
     try:
-        return dict(
-            headers().describe_safetensors(
-                names, lambda name: io.BytesIO(known[name]) if name in known else open_file(name)
-            )
-        )
+        opened = lambda name: io.BytesIO(known[name]) if name in known else open_file(name)  # noqa: E731
+        return dict(headers().describe_safetensors(names, opened))
     except urllib.error.HTTPError as error:
-        raise ValueError(
-            f"{error.code} for {urlsplit(error.url).path.rpartition('/')[2]}: it has no safetensors?"
-        ) from None
+        file = urlsplit(error.url).path.rpartition("/")[2]
+        raise ValueError(f"{error.code} for {file}: it has no safetensors?") from None
 
 
 def _if_there(open_file: Callable[[str], IO[bytes]], name: str) -> bytes | None:
@@ -99,12 +96,6 @@ def _if_there(open_file: Callable[[str], IO[bytes]], name: str) -> bytes | None:
         if error.code == 404:
             return None
         raise ValueError(f"{error.code} for {name}") from None
-
-
-def _why(code: int) -> str:
-    if code in (401, 403):
-        return "it is gated, private or not there: accept its licence, and set HF_TOKEN"
-    return "check the name and the revision (`org/model@revision`)"
 
 
 class _SafeRedirect(urllib.request.HTTPRedirectHandler):

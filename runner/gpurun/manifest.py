@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from gpurun import __version__
 from gpurun.samples import Record
@@ -71,8 +71,6 @@ class Manifest(Record):
     forced: list[str] = Field(default_factory=list)
     store: str | None = None
     copy_of: str | None = None
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     @property
     def status_now(self) -> RunStatus:

@@ -127,17 +127,10 @@ def _explain(log: str, engine: str, job: Mapping[str, Any], phase: Phase | None)
     if job.get("reason") == "start_hang":  # how it hung (which GPUs were busy meanwhile) stands in no log
         advice = f"{job.get('message')}. {advice}"
     unknown = found.klass in ("none", "unknown")
-    klass = ("engine_dead" if phase == "serving" else "unknown") if unknown else found.klass
-    return Failure.model_validate(
-        {
-            "class": klass,
-            "phase": found.phase or phase or "start",
-            "proof": found.proof or str(job.get("message") or ""),
-            "advice": advice,
-            "line": found.line,
-        }
-    )
+    klass: Any = ("engine_dead" if phase == "serving" else "unknown") if unknown else found.klass
+    proof = found.proof or str(job.get("message") or "")
+    return Failure(klass=klass, phase=found.phase or phase or "start", proof=proof, advice=advice, line=found.line)
 
 
 def _of_the_load(klass: FailureClass, proof: str, advice: str) -> Failure:
-    return Failure.model_validate({"class": klass, "phase": "serving", "proof": proof, "advice": advice})
+    return Failure(klass=klass, phase="serving", proof=proof, advice=advice)

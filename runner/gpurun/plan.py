@@ -132,6 +132,8 @@ def build(
             for group in [*(_ordered(alive, campaign, number, host) if alive else ()), *dead]:
                 one, why = launches[host, group[0].id], refused.get((host, group[0].id))
                 samples += _samples(campaign, group, one, host, known, run_id, number, scripts, why)
+    tried = {host: [launches[host, case.id] for case in cases if (host, case.id) not in refused] for host in facts}
+    needs = {host: _needs(tried[host], [] if host in elsewhere else cases) for host in facts}
     return Plan(
         run=run_id,
         campaign=campaign.name,
@@ -142,23 +144,8 @@ def build(
         compare=campaign.compare.model_dump(),
         engines=_engines(launches),
         secrets=sorted({secret for case in cases for secret in case.server.secrets or []}),
-        cases=[
-            {
-                **_identity(case),
-                "settings": {"server": case.merged.plain, "benchmark": case.load.model_dump(exclude_none=True)},
-            }
-            for case in cases
-        ],
-        needs={
-            **{
-                host: _needs(
-                    [launches[host, case.id] for case in cases if (host, case.id) not in refused],
-                    [] if host in elsewhere else cases,
-                )
-                for host in facts
-            },
-            **{other: _needs([], cases) for other in elsewhere.values()},
-        },
+        cases=[{**_identity(case), "settings": _settings(case)} for case in cases],
+        needs={**needs, **{other: _needs([], cases) for other in elsewhere.values()}},
         estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
         notes=[
             *([REPEATED.format(campaign.repeats)] if campaign.repeats > 1 else []),
@@ -242,23 +229,22 @@ def _samples(
     }
     if number > 1 and campaign.order != "random":  # the first round, which the baseline begins, has shown what it says
         server["ready"] = {**server["ready"], "ask": None}
-    elsewhere = load_host(host, facts)
+    elsewhere, driver = load_host(host, facts), (facts.get("driver") or {}).get("version")
     home = home_of(facts) if elsewhere is None else elsewhere["home"]
     samples: list[PlannedSample] = []
+    address = BIND if elsewhere is None else elsewhere["address"]
     for repeat, case in itertools.product(range(1, campaign.repeats + 1), group):
         job = f"r{number}{f'.{repeat}' if repeat > 1 else ''}-{case.id}"
-        if elsewhere is not None:  # which may do the same for another server's host
-            job += f"-{digest(host)[:8]}"
-        folder = f"{home}/jobs/{run_id}/{job}"
-        name, port = found.server["model"]["name"], found.server["port"]
-        driver = (facts.get("driver") or {}).get("version")
-        address = BIND if elsewhere is None else elsewhere["address"]
+        job += f"-{digest(host)[:8]}" if elsewhere else ""  # it may do the same for another server's host
+        folder, name, port = f"{home}/jobs/{run_id}/{job}", found.server["model"]["name"], found.server["port"]
         spec = load_spec(case, name, port, limits.sample, f"{folder}/progress.json", address, repeat)
         asked = {key: value for key, value in spec.items() if key not in ("base_url", "progress", "timeout_s")}
         tool = plan_load(case, found, host, home, folder, spec, scripts)
         used = [tool["tool"], tool["version"]]
         if tool["tool"] != "builtin":  # its specification is all that a builtin load is; others have more in their argv
             used += [[word.replace(folder, "") for word in tool["argv"]], tool["files"], tool["parse"]]
+        place_of = {"job": job, "host": elsewhere and elsewhere["host"], "home": home}
+        ends = {"timeout_s": limits.sample, "error_rate": case.load.limits.error_rate}
         samples.append(
             PlannedSample(
                 **_identity(case),
@@ -268,15 +254,7 @@ def _samples(
                 host=host,
                 content=digest([found.content, asked, *used, *(["remote"] if elsewhere else []), driver]),
                 server=server,
-                load={
-                    "job": job,
-                    "host": elsewhere and elsewhere["host"],
-                    "home": home,
-                    **tool,
-                    "spec": spec,
-                    "timeout_s": limits.sample,
-                    "error_rate": case.load.limits.error_rate,
-                },
+                load={**place_of, **tool, "spec": spec, **ends},
                 start=refused is None and not samples,
                 stop=refused is None and len(samples) == campaign.repeats * len(group) - 1,
                 refused=refused,
@@ -288,6 +266,10 @@ def _samples(
 def _identity(case: Case) -> dict[str, Any]:
     keys = ("variant", "benchmark", "axes", "label", "expect")
     return {"case": case.id, **{key: getattr(case, key) for key in keys}}
+
+
+def _settings(case: Case) -> dict[str, Any]:
+    return {"server": case.merged.plain, "benchmark": case.load.model_dump(exclude_none=True)}
 
 
 def _engines(launches: Launches) -> dict[str, str]:

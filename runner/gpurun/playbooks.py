@@ -13,6 +13,7 @@ import fnmatch
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import signal
@@ -28,41 +29,10 @@ from typing import IO, Any, TypeAlias
 
 import ansible_runner
 
-from gpurun import paths
-from gpurun.errors import ConfigError, NotReadyError
+from gpurun import paths, reachability
+from gpurun.data import table
+from gpurun.errors import ConfigError, GpurunError, HostError, NotReadyError
 
-# What a playbook may inherit. Everything else in the user's environment stays out of it.
-_INHERITED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "TZ",
-    "TMPDIR",
-    "NO_COLOR",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "DOCKER_HOST",
-    "DOCKER_CONTEXT",
-    "XDG_RUNTIME_DIR",
-)
-_INHERITED_PREFIXES = (
-    "ANSIBLE_",
-    "LC_",
-    "SSH_",
-    "SSL_",
-    "UV_",
-    "PIP_",
-    "XDG_",
-    "HTTP_",
-    "HTTPS_",
-    "NO_",
-    "http",
-    "no_",
-    "ALL_",
-)
 _NAMES = "GPURUN_PASS_ENV"  # names, or patterns of names, of more that it shall inherit
 _GRACE_S = 5.0  # between interrupting ansible-playbook and killing it
 
@@ -77,6 +47,12 @@ class TaskEvent:
     result: dict[str, Any]
     ignored: bool = False
 
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """A host's facts, where this is the task that has read them; `skew_s` is how far its clock is certainly off."""
+        found: dict[str, Any] | None = self.result.get("ansible_facts", {}).get("gpurun_facts")
+        return found if self.kind == "ok" else None
+
 
 @dataclass
 class Outcome:
@@ -87,6 +63,30 @@ class Outcome:
     unreachable: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     output: str = ""
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Both."""
+        return {**self.failed, **self.unreachable}
+
+    def no_hosts(self, pattern: str, inventory: Path) -> GpurunError:
+        """Why no host could be used: none was named, the inventory or a playbook is broken, or all of them failed."""
+        if self.lost:
+            message, hint = reachability.told(self.lost)
+            return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
+        said = self.output
+        if "as an inventory source" in said:
+            found = re.search(r"with '(?:auto|yaml)' plugin: (.+)", said)
+            origin = re.search(r"Origin: (\S.*:\d+:\d+)$", said, re.MULTILINE)
+            why, where = found[1] if found else said.strip()[:500], origin[1] if origin else inventory
+            hint = f"`ansible-inventory --list -i {shlex.quote(str(inventory))}` tells the same"
+            return ConfigError(f"the inventory cannot be read: {why} ({where})", hint=hint)
+        if self.status == "successful" or "no hosts" in said:
+            hint = "name a group or host of the inventory in `hosts:` (and --limit), or give another inventory with -i"
+            return ConfigError(f"the inventory has no host for `{pattern}`: {inventory}", hint=hint)
+        lines = said.strip().splitlines()
+        told = [line for line in lines if "ERROR" in line or "error:" in line] or lines[-3:] or [self.status]
+        return HostError(f"ansible-playbook could not run: {' '.join(told)[:500]}", where=str(inventory))
 
 
 _KINDS = {
@@ -119,6 +119,7 @@ class Playbook:
     def __init__(self, config: Any, pidfile: Path, fifo: Path, environment: Mapping[str, str], news: News) -> None:
         self.outcome = Outcome()
         self._queue = news
+        self._asked: dict[str, float] = {}  # when each host's task began
         self._cancel_at: float | None = None
         self._pidfile = pidfile
         self._fifo = fifo
@@ -180,6 +181,11 @@ class Playbook:
             task = TaskEvent(
                 kind, str(data.get("host")), str(data.get("task")), result, bool(data.get("ignore_errors"))
             )
+            if kind == "start":
+                self._asked[task.host] = time.time()
+            elif task.facts is not None:
+                clock = float(task.facts["host"]["clock_unix"])  # it was read in between
+                task.facts["skew_s"] = max(0.0, self._asked[task.host] - clock, clock - time.time())
             if kind == "unreachable":
                 self.outcome.unreachable[task.host] = message_of(result)
             elif kind == "failed" and not task.ignored:
@@ -276,18 +282,17 @@ class Controller:
         )  # the runner turns it off
         return Playbook(config, pidfile, fifo, {**self._environment, **own}, queue.Queue() if news is None else news)
 
-    def run(
-        self, name: str, variables: Mapping[str, Any], *, hosts: Sequence[str] | None = None
-    ) -> tuple[Outcome, list[TaskEvent]]:
-        """Run a playbook to its end and return what happened."""
-        playbook = self.start(name, variables, hosts=hosts)
+    def run(self, name: str, variables: Mapping[str, Any]) -> tuple[Outcome, list[TaskEvent]]:
+        """Run a playbook on all hosts to its end and return what happened. An error where there is no host."""
+        playbook = self.start(name, variables)
         events = [event for event in playbook.events() if event is not None]
+        if not events:
+            raise playbook.outcome.no_hosts(self.limit or "all", self.inventory)
         return playbook.outcome, events
 
     def _make_environment(self, secrets: Mapping[str, str]) -> dict[str, str]:
-        kept = {
-            key: value for key, value in os.environ.items() if key in _INHERITED or key.startswith(_INHERITED_PREFIXES)
-        }
+        names, prefixes = (tuple(table("environment")[key]) for key in ("names", "prefixes"))
+        kept = {key: value for key, value in os.environ.items() if key in names or key.startswith(prefixes)}
         kept.setdefault("LC_ALL", "C.UTF-8")  # Ansible refuses to run in a locale that is not UTF-8
         return {
             **kept,

@@ -17,13 +17,12 @@ from gpurun.config import Campaign
 from gpurun.doctor import look_at
 from gpurun.engines import canonical
 from gpurun.errors import ConfigError, Problem
-from gpurun.findings import Finding, Subject
+from gpurun.findings import Finding, Subject, known_model
 from gpurun.fit import check as fit
 from gpurun.launch import Launch
 from gpurun.samples import AGAIN, BASELINE
 
-Check = Callable[[Subject], Iterable[Finding]]
-CHECKS: tuple[Check, ...] = (rules.check, fit.check, shipped_flags.check)
+CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (rules.check, fit.check, shipped_flags.check)
 Refusals = dict[tuple[str, str], dict[str, Any]]
 """By host and case: what a planned sample says about why it is not tried."""
 
@@ -66,16 +65,8 @@ def look(
                 same = [each.load.data for each in cases if launches[host, each.id].key == own.key]
                 lengths = [each.prompt_tokens + each.output_tokens for each in same if each.prompt_tokens]
                 subject = replace(subject, length=max(lengths, default=None))
-                seen[case.variant, own.key] = [
-                    each.model_copy(
-                        update={
-                            "forced": each.severity == "refuse" and each.rule in forced,
-                            "where": _where(campaign, case, each.flags),
-                        }
-                    )
-                    for check in CHECKS
-                    for each in check(subject)
-                ]
+                found_here = (each for check in CHECKS for each in check(subject))
+                seen[case.variant, own.key] = [_settled(each, campaign, case, forced) for each in found_here]
             for each in seen[case.variant, own.key]:
                 variants, hosts = found.setdefault(each, ({}, {}))
                 variants[case.variant] = hosts[host] = None
@@ -88,6 +79,12 @@ def look(
         for each, (variants, hosts) in found.items()
     ]
     return [*_of_hosts(facts), *_of_scripts(campaign), *_untold(campaign, cases), *told], refused
+
+
+def _settled(each: Finding, campaign: Campaign, case: Case, forced: Sequence[str]) -> Finding:
+    """A check's finding with its place in the campaign; forced, where it would refuse and does not count."""
+    known = {"forced": each.severity == "refuse" and each.rule in forced, "where": _where(campaign, case, each.flags)}
+    return each.model_copy(update=known)
 
 
 def _of_scripts(campaign: Campaign) -> list[Finding]:
@@ -128,19 +125,12 @@ def _subject(case: Case, launch: Launch, facts: Mapping[str, Any], baseline: Sub
         flags=launch.flags,
         env=server["env"],
         argv=server["argv"],
-        model={**server["model"], **_known_model(server["model"], facts)},
+        model={**server["model"], **known_model(server["model"], facts)},
         facts=facts,
         flags_from=server["flags_from"],
         image=server["engine"].get("image"),
         baseline=baseline,
     )
-
-
-def _known_model(model: Mapping[str, Any], facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is known of a model on a host (`models` in its facts), by its name there or its path."""
-    models = facts.get("models") or {}
-    known: Mapping[str, Any] = models.get(model["name"]) or models.get(model["path"]) or {}
-    return known
 
 
 def _baseline(case: Case, cases: Sequence[Case]) -> Case | None:
@@ -156,6 +146,5 @@ def _where(campaign: Campaign, case: Case, flags: Sequence[str]) -> str:
         written = {canonical(case.engine.flags, flag).replace("-", "_"): flag for flag in node.items("flags")}
         for flag in flags:
             if flag in written:
-                mark = node.mark(("flags", written[flag]), key=True)
-                return f"{mark.file}:{mark.line}:{mark.column}"
+                return str(node.mark(("flags", written[flag]), key=True))
     return ""

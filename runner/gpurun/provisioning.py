@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.hardware import branch_of, gpus_of, knowledge
-from gpurun.repositories import number, pin_text, specs, without_repository
+from gpurun.repositories import pin_text, specs, without_repository
 from gpurun.target import Facts, Target, Wanted
-from gpurun.template import render
+from gpurun.template import holds, render
+from gpurun.text import numbers
 
 PIN = {"apt": "/etc/apt/preferences.d/gpurun-nvidia", "dnf": "/etc/dnf/plugins/versionlock.list"}
 
@@ -66,7 +67,7 @@ def decide(
         _decide_toolkit(decision, host)
     known = {**host.known(), "is_controller": is_controller, "removes": bool(decision.steps) and bool(wanted.remove)}
     for rule in knowledge()["refusals"]:
-        if render("{{ true if (" + rule["when"] + ") else false }}", known) == "True":
+        if holds(rule["when"], known):
             decision.refusals.append(Refusal(rule["check"], render(rule["say"], known), render(rule["fix"], known)))
     return decision
 
@@ -111,7 +112,7 @@ def problems(facts: Facts, wanted: Wanted) -> list[str]:
     if facts["machine"] == "full":
         if module["loaded"] and module["open"] != (wanted.flavour == "open"):
             found.append(f"the loaded module is {'open' if module['open'] else 'proprietary'}, not {wanted.flavour}")
-        kernels = sorted(facts["kernels"], key=number)
+        kernels = sorted(facts["kernels"], key=numbers)
         if kernels and not facts["kernels"][kernels[-1]]["nvidia"]:
             found.append(f"kernel {kernels[-1]}, which starts next time, has no module nvidia")
     return found
@@ -251,6 +252,6 @@ def _why(host: Target) -> str:
     if current is None:
         installed = host.facts["module"]["on_disk"] or host.facts["module"]["loaded"]
         return f"{installed} is there, with other packages" if installed else "no driver is installed"
-    if number(current)[0] != wanted.branch:
+    if numbers(current)[0] != wanted.branch:
         return f"{current} of another branch is installed"
     return f"{current} is installed, and {wanted.version} was asked for"

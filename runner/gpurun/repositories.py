@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpurun.text import numbers
+
 Index = Mapping[str, Sequence[str]]
 
 
@@ -29,11 +31,6 @@ def upstream(version: str) -> str:
     return re.sub(r"^\d+:", "", version).partition("-")[0]
 
 
-def number(version: str) -> tuple[int, ...]:
-    """A version's numbers, in their order, for comparison."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
 def resolve(
     index: Index, choices: Sequence[Sequence[str]], branch: int, version: str, is_bad: Callable[[str], bool]
 ) -> Choice:
@@ -43,8 +40,8 @@ def resolve(
     Versions that are known to be bad are passed over, where another is there.
     """
     exact = version not in ("", "latest")
-    candidates = [version] if exact else [one for one in _versions(index, choices) if number(one)[0] == branch]
-    candidates.sort(key=lambda one: (not is_bad(one), number(one)), reverse=True)
+    candidates = [version] if exact else [one for one in _versions(index, choices) if numbers(one)[0] == branch]
+    candidates.sort(key=lambda one: (not is_bad(one), numbers(one)), reverse=True)
     incomplete = Choice()
     for candidate in candidates:
         found = _in_version(index, choices, candidate)
@@ -57,7 +54,7 @@ def resolve(
 
 def best_available(index: Index, choices: Sequence[Sequence[str]], limit: int = 6) -> list[str]:
     """The newest versions that the repository has of the driver's main package, of any branch."""
-    return sorted(_versions(index, choices), key=number, reverse=True)[:limit]
+    return sorted(_versions(index, choices), key=numbers, reverse=True)[:limit]
 
 
 def _versions(index: Index, choices: Sequence[Sequence[str]]) -> list[str]:
@@ -85,7 +82,7 @@ def _in_version(index: Index, choices: Sequence[Sequence[str]], version: str) ->
 def _release(versions: Sequence[str], version: str | None) -> str | None:
     """The newest packaging of a version."""
     fitting = [one for one in versions if version is None or upstream(one) == version]
-    return max(fitting, key=number, default=None)
+    return max(fitting, key=numbers, default=None)
 
 
 def specs(manager: str, packages: Mapping[str, str]) -> list[str]:

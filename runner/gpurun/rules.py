@@ -17,8 +17,8 @@ from pydantic import Field
 
 from gpurun.data import table
 from gpurun.findings import Finding, Severity, Subject
-from gpurun.samples import FailureClass, Record
-from gpurun.template import TemplateError, render
+from gpurun.samples import FailureClass, Record, klass
+from gpurun.template import TemplateError, holds, render
 
 
 class Rule(Record):
@@ -26,7 +26,7 @@ class Rule(Record):
 
     name: str
     severity: Severity
-    klass: FailureClass = Field(default="preflight_refused", alias="class")
+    klass: FailureClass = klass(default="preflight_refused")
     engines: dict[str, str]
     flags: list[str] = Field(default_factory=list)
     when: str
@@ -55,10 +55,12 @@ def check(subject: Subject) -> Iterator[Finding]:
             continue
         known = _known(subject) if known is None else known
         with contextlib.suppress(TemplateError):  # a flag's value is of no kind that the rule knows: it does not hold
-            if render(rule.when, known).strip() not in ("", "0", "False", "None", "[]"):
-                told = {key: " ".join(render(getattr(rule, key), known).split()) for key in ("message", "advice")}
-                own = {"rule": rule.name, "severity": rule.severity, "class": rule.klass, "source": rule.source}
-                yield Finding.model_validate({**own, **told, "flags": rule.flags})
+            if holds(rule.when, known):
+                message, advice = (" ".join(render(text, known).split()) for text in (rule.message, rule.advice))
+                own: dict[str, Any] = {"source": rule.source, "flags": tuple(rule.flags)}
+                yield Finding(
+                    rule=rule.name, severity=rule.severity, klass=rule.klass, message=message, advice=advice, **own
+                )
 
 
 def visible_gpus(facts: Mapping[str, Any], env: Mapping[str, str]) -> list[Mapping[str, Any]]:
@@ -78,7 +80,7 @@ def visible_gpus(facts: Mapping[str, Any], env: Mapping[str, str]) -> list[Mappi
 
 def parallel_sizes(engine: str, flags: Mapping[str, Any]) -> dict[str, int]:
     """`tp`, `pp`, `dp` and `ep` as the flags say them, else 1, and `world`, the GPUs that this takes."""
-    named = _data()["sizes"].get(engine, {})
+    named = table("rules")["sizes"].get(engine, {})
     sizes = {key: _number(flags.get(named.get(key, ""))) or 1 for key in ("tp", "pp", "dp", "ep")}
     inner = bool(flags.get(named.get("inner", "")))
     return {**sizes, "world": sizes["tp"] * sizes["pp"] * (1 if inner else sizes["dp"])}
@@ -94,7 +96,7 @@ def _known(subject: Subject) -> dict[str, Any]:
     cuda = next(
         (
             cuda
-            for of, cuda in _data()["cuda"].get(subject.engine, {}).items()
+            for of, cuda in table("rules")["cuda"].get(subject.engine, {}).items()
             if subject.version and _within(subject.version, of)
         ),
         None,
@@ -123,7 +125,7 @@ def _known(subject: Subject) -> dict[str, Any]:
         "block": block[0] if isinstance(block, list) and block else None,
         "driver": driver and int(driver[0]),
         "cuda": cuda,
-        "driver_min": _data()["drivers"].get(cuda),
+        "driver_min": table("rules")["drivers"].get(cuda),
         **sizes,
     }
 
@@ -160,12 +162,6 @@ def _within(version: str | None, wanted: str) -> bool:
         return True
 
 
-def _data() -> dict[str, Any]:
-    data = table("rules")
-    assert isinstance(data, dict)
-    return data
-
-
 @cache
 def _rules() -> tuple[Rule, ...]:
-    return tuple(Rule.model_validate(rule) for rule in _data()["rules"])
+    return tuple(Rule.model_validate(rule) for rule in table("rules")["rules"])

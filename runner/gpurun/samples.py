@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 SAMPLE_SCHEMA: Final = "gpurun.sample/1"
 BASELINE: Final = "baseline"
@@ -46,7 +46,12 @@ Status = Literal["measured", "failed", "skipped"]
 class Record(BaseModel):
     """Base of everything that is written to a results directory: unknown keys are an error, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def klass(**more: Any) -> Any:
+    """A field named `class`, which Python keeps for itself."""
+    return Field(**more, validation_alias=AliasChoices("class", "klass"), serialization_alias="class")
 
 
 class Failure(Record):
@@ -56,9 +61,7 @@ class Failure(Record):
     declared this class with `expect:`, so that it does not count against the run.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    klass: FailureClass = Field(alias="class")
+    klass: FailureClass = klass()
     phase: Phase
     proof: str = ""
     advice: str = ""
@@ -108,8 +111,6 @@ class Sample(Record):
         None  # of a server that had other load before: "emptied", or why they were not; None: not tried
     )
     files: list[str] = Field(default_factory=list)
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     @property
     def id(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,8 @@ from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import GpurunError, HostError, InterruptedRunError
-from gpurun.interrupts import Interrupts
 from gpurun.manifest import Controller as Conductor
 from gpurun.plan import Plan
-from gpurun.playbooks import Controller
 from gpurun.session import Session
 
 
@@ -55,10 +52,8 @@ def serve(
     Returns, when it is ready, the run's id, by which `gpurun stop` ends it, and what runs where. GpurunError where a
     server does not become ready, HostError where a host cannot be used; nothing is left running then.
     """
-    with Interrupts() as interrupts, contextlib.closing(observer):
-        secrets = opening.secret_values(case.server.secrets or [])
-        with Controller(inventory, limit=limit, secrets=secrets) as controller:
-            return _Serve(campaign, [case], observer, interrupts, controller, secrets).whole(life_s, force)
+    with _Serve.on(campaign, [case], observer, inventory, limit, case.server.secrets or ()) as session:
+        return session.whole(life_s, force)
 
 
 class _Serve(Session):
@@ -117,7 +112,7 @@ class _Serve(Session):
 
     def _refuse_failed(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
         """GpurunError if a server is known not to become ready; `jobs` are those that were started."""
-        for sample in self._store.samples() if self._store else ():
+        for sample in self._store.samples():
             if sample.failure is not None:
                 failure, job = sample.failure, jobs.get(sample.host)
                 why = f"{failure.klass} ({failure.phase}): {failure.proof}"

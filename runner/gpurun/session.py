@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
-from gpurun.errors import ConfigError, GpurunError, HostError, InterruptedRunError, NotReadyError
+from gpurun.errors import HostError, InterruptedRunError, NotReadyError
 from gpurun.findings import Finding
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
@@ -24,32 +24,34 @@ _STOP_S = 60.0  # the longest that clean-up may take
 _PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 
 
+@dataclass(eq=False)
 class Session:
-    """One call that works on hosts. `wait_s` is how long to wait for a host that another run holds."""
+    """One call that works on hosts."""
 
-    def __init__(
-        self,
-        campaign: Campaign,
-        cases: Sequence[Case],
-        observer: events.Observer,
-        interrupts: Interrupts,
-        controller: Controller,
-        secrets: Mapping[str, str],
-        *,
-        wait_s: float = 0.0,
-    ) -> None:
-        self._campaign = campaign
-        self._cases = cases
-        self._observer = observer
-        self._interrupts = interrupts
-        self._controller = controller
-        self._secrets = secrets
-        self._wait_s = wait_s
-        self._store: RunStore | None = None
-        self._lost: dict[str, str] = {}
-        self._load_hosts: dict[str, str] = {}  # server host -> the other host that sends its load
-        self._forgive: tuple[type[Exception], ...] = ()
-        self._doing: dict[str, str] = {}  # what each host was last told to do
+    _campaign: Campaign
+    _cases: Sequence[Case]
+    _observer: events.Observer
+    _interrupts: Interrupts
+    _controller: Controller
+    _secrets: Mapping[str, str]
+    _wait_s: float = 0.0  # how long to wait for a host that another run holds
+    _lost: dict[str, str] = field(default_factory=dict)
+    _load_hosts: dict[str, str] = field(default_factory=dict)  # server host -> the other host that sends its load
+    _forgive: tuple[type[Exception], ...] = ()
+    _doing: dict[str, str] = field(default_factory=dict)  # what each host was last told to do
+    _store: RunStore = field(init=False)  # from the moment that there is a run
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(
+        cls, campaign: Campaign, cases: Sequence[Case], observer: events.Observer, inventory: Path | None,
+        limit: str | None, secrets: Iterable[str] = (), more: Mapping[str, str] | None = None, **own: Any,
+    ) -> Iterator[Self]:  # fmt: skip
+        """A session on the hosts of an inventory, with the secrets of these names; `more` is for playbooks only."""
+        with Interrupts() as interrupts, contextlib.closing(observer):
+            known = opening.secret_values(secrets)
+            with Controller(inventory, limit=limit, secrets=known, more=more) as controller:
+                yield cls(campaign, cases, observer, interrupts, controller, known, **own)
 
     def _preflight(self, *, loads: bool = False) -> dict[str, Mapping[str, Any]]:
         """The facts of each host; with `loads`, also of the one that sends its load."""
@@ -58,19 +60,11 @@ class Session:
         source: dict[str, Any] = {"gpurun_load_hosts": opening.load_group(self._campaign)} if loads else {}
         source |= {"gpurun_hosts": self._campaign.hosts, "facts_models": list(dict.fromkeys(models))}
         playbook = self._controller.start("preflight", source)
-        facts: dict[str, Mapping[str, Any]] = {}
-        asked: dict[str, float] = {}
-        for event in self._follow(playbook):
-            if event.kind == "start":
-                asked[event.host] = time.time()
-            known = event.result.get("ansible_facts", {}).get("gpurun_facts") if event.kind == "ok" else None
-            if known is not None:
-                clock = float(known["host"]["clock_unix"])  # it was read in between
-                facts[event.host] = {**known, "skew_s": max(0.0, asked[event.host] - clock, clock - time.time())}
+        found = {event.host: event.facts for event in self._follow(playbook) if event.facts is not None}
         self._note_lost(playbook.outcome)
-        facts = {host: known for host, known in facts.items() if host not in self._lost}
+        facts: dict[str, Mapping[str, Any]] = {host: known for host, known in found.items() if host not in self._lost}
         if not facts:
-            raise _no_hosts(self._campaign.hosts, playbook.outcome, self._controller.inventory)
+            raise playbook.outcome.no_hosts(self._campaign.hosts, self._controller.inventory)
         if loads:
             self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts
@@ -120,7 +114,6 @@ class Session:
 
     def _note_refused(self, host: str, result: Mapping[str, Any]) -> None:
         """Say which samples preparation refuses, and what else it noticed."""
-        assert self._store is not None
         labels = {(one["case"], one["host"]): one["label"] for one in self._store.plan["samples"]}
         for one in result.get("refused") or ():
             sample = Sample.model_validate(one)
@@ -136,10 +129,7 @@ class Session:
         self._emit(events.Notice(f"ended what run {whose} had left here: {jobs}", host))
 
     def _note_lost(self, outcome: Outcome, *, unreachable_only: bool = False) -> None:
-        lost = dict(outcome.unreachable)
-        if not unreachable_only:
-            lost |= outcome.failed
-        for host, why in lost.items():
+        for host, why in (outcome.unreachable if unreachable_only else outcome.lost).items():
             if host not in self._lost:
                 self._lost[host] = why
                 self._emit(events.HostLost(host, reachability.explain(why).message))
@@ -149,7 +139,6 @@ class Session:
 
         `purge` removes its job directories as well: for when all that matters in them is home.
         """
-        assert self._store is not None
         if self._interrupts.count > 1:
             return
         self._forgive = (NotReadyError,)  # results that cannot be written must not keep us from cleaning up
@@ -170,11 +159,9 @@ class Session:
 
     @property
     def _run_id(self) -> str:
-        assert self._store is not None
         return self._store.manifest.run
 
     def _variables(self, **more: Any) -> dict[str, Any]:
-        assert self._store is not None
         return {
             "gpurun_hosts": self._campaign.hosts,
             "gpurun_run_dir": str(self._store.directory.resolve()),
@@ -213,7 +200,7 @@ class Session:
             self._doing[event.where.host] = f"{event.stage} `{event.where.variant}`"
         elif isinstance(event, events.StageStarted) and event.host:
             self._doing[event.host] = f"about to {event.detail}"
-        if self._store is not None:
+        if hasattr(self, "_store"):
             with contextlib.suppress(*self._forgive):
                 self._store.append_event(events.record(event, now))
         with contextlib.suppress(OSError):  # a screen that is gone (a closed pipe or terminal) does not end a run
@@ -231,30 +218,5 @@ def look(
 
     HostError where no host can be used.
     """
-    with Interrupts() as interrupts, contextlib.closing(observer), Controller(inventory, limit=limit) as controller:
-        session = Session(campaign, cases, observer, interrupts, controller, {})
+    with Session.on(campaign, cases, observer, inventory, limit) as session:
         return session._preflight(loads=True), sorted(session._lost)
-
-
-def _no_hosts(pattern: str, outcome: Outcome, inventory: Path) -> GpurunError:
-    """Why no host gave its facts: none was named, the inventory or a playbook is broken, or all of them failed."""
-    if outcome.unreachable or outcome.failed:
-        message, hint = reachability.told({**outcome.failed, **outcome.unreachable})
-        return HostError(f"no host can be used: {message}", where=str(inventory), hint=hint)
-    said = outcome.output
-    if "as an inventory source" in said:
-        found = re.search(r"with '(?:auto|yaml)' plugin: (.+)", said)
-        origin = re.search(r"Origin: (\S.*:\d+:\d+)$", said, re.MULTILINE)
-        why, where = found[1] if found else said.strip()[:500], origin[1] if origin else inventory
-        return ConfigError(
-            f"the inventory cannot be read: {why} ({where})",
-            hint=f"`ansible-inventory --list -i {shlex.quote(str(inventory))}` tells the same",
-        )
-    if outcome.status == "successful" or "no hosts" in said:
-        return ConfigError(
-            f"the inventory has no host for `{pattern}`: {inventory}",
-            hint="name a group or host of the inventory in `hosts:` (and --limit), or give another inventory with -i",
-        )
-    lines = said.strip().splitlines()
-    told = [line for line in lines if "ERROR" in line or "error:" in line] or lines[-3:] or [outcome.status]
-    return HostError(f"ansible-playbook could not run: {' '.join(told)[:500]}", where=str(inventory))

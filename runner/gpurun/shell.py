@@ -14,9 +14,21 @@ OPEN = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\))|<[A-Za-z][\w./ -]*>|`[^`]*`")
 """What a reader has to fill in."""
 _PROMPT = re.compile(r"(?m)^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:?\S*\s?)?\$ ")  # also (venv) user@host:~$
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
-_KEPT = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`|\$\{[^}]*\}|<[A-Za-z][\w./ -]*>")
-_OPERATOR = re.compile(r"&&|\|\||[;|()]|&(?![>&])|\n")
-_REDIRECTION = re.compile(r"(?:\d|&)?(?:>>|>&|<<<|[<>])\s*")
+_TOKEN = re.compile(
+    r"""(?P<continued>\\\n)
+    | \'(?P<single>[^\']*)\'
+    | "(?P<double>(?:\\.|[^"\\])*)"
+    | \\(?P<escaped>.)
+    | (?P<kept>\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`|\$\{[^}]*\}|<[A-Za-z][\w./\ -]*>)
+    | (?P<operator>&&|\|\||[;|()\n]|&(?![>&]))
+    | (?P<redirection>(?:(?<![^\s;|&()<>])\d|&)?(?:>>|>&|<<<|[<>])\s*)
+    | (?P<blank>[ \t]+)
+    | (?P<comment>(?<![^\s;|&()])\#[^\n]*)
+    | (?P<open>[\'"])
+    | (?P<plain>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPED = re.compile(r'\\(["\\$`]|\n)')  # in double quotes
 
 
 def commands(text: str) -> list[list[str]]:
@@ -47,57 +59,19 @@ def _split(text: str) -> Iterator[list[tuple[str, bool]]]:
     """Simple commands as words and whether all of a word stood in single quotes."""
     words: list[tuple[str, bool]] = []
     word: str | None = None
-    single, at, skip = True, 0, False
-    while at < len(text):
-        rest = text[at:]
-        char = text[at]
-        kept = _KEPT.match(rest)
-        operator, redirection = _OPERATOR.match(rest), _REDIRECTION.match(rest)
-        if char == "'":
-            end = text.find("'", at + 1)
-            if end < 0:
-                raise ValueError("a single quote is not closed")
-            word, at = (word or "") + text[at + 1 : end], end + 1
-        elif char == '"':
-            inside, at = _quoted(text, at + 1)
-            word, single = (word or "") + inside, False
-        elif rest.startswith("\\\n"):
-            at += 2
-        elif char == "\\" and len(rest) > 1:
-            word, single, at = (word or "") + rest[1], False, at + 2
-        elif kept:
-            word, single, at = (word or "") + kept.group(), False, at + kept.end()
-        elif char in " \t" or operator or (redirection and (word is None or char in "<>&")):
-            if word is not None and not skip:
-                words.append((word, single))
-            skip = skip and word is None
+    single, skip = True, False  # skip: the word is where a redirection leads
+    for token in _TOKEN.finditer(f"{text}\n;"):
+        kind = str(token.lastgroup)
+        if kind == "open":
+            raise ValueError(f"the quote {token[0]} is not closed")
+        if kind in ("single", "double", "escaped", "kept", "plain"):
+            part = _ESCAPED.sub(lambda m: m[1].strip("\n"), token[kind]) if kind == "double" else token[kind]
+            word = (word or "") + part
+            single = single and kind == "single"
+        elif kind in ("blank", "operator", "redirection"):
+            words += [(word, single)] if word is not None and not skip else []
+            skip = kind == "redirection" or (skip and word is None)
             word, single = None, True
-            if operator or char in " \t":
-                at += operator.end() if operator else 1
-            elif redirection:
-                at, skip = at + redirection.end(), True
-            if operator:
+            if kind == "operator":
                 yield words
                 words, skip = [], False
-        elif char == "#" and word is None:
-            at = text.find("\n", at) if "\n" in rest else len(text)
-        else:
-            word, single, at = (word or "") + char, False, at + 1
-    if word is not None and not skip:
-        words.append((word, single))
-    yield words
-
-
-def _quoted(text: str, at: int) -> tuple[str, int]:
-    """What stands in double quotes from `at` on, and where it goes on after them."""
-    inside = ""
-    while at < len(text) and text[at] != '"':
-        if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
-            inside += text[at + 1].replace("\n", "")
-            at += 2
-        else:
-            inside += text[at]
-            at += 1
-    if at >= len(text):
-        raise ValueError("a double quote is not closed")
-    return inside, at + 1

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pydantic import Field
-
 from gpurun.data import table
-from gpurun.samples import FailureClass, Phase, Record
+from gpurun.samples import FailureClass, Phase, Record, klass
 
 # Engine files come before the common one: of two signatures that match at the same place the first listed is chosen.
 _FILES = ("sglang", "vllm", "llamacpp", "trtllm", "kernel", "common")
@@ -26,7 +24,7 @@ class Signature(Record):
 
     id: str
     patterns: list[str]
-    klass: Klass = Field(alias="class")
+    klass: Klass = klass()
     phase: Phase | None = None
     usual: Phase | None = None
     rank: Literal["root", "generic", "echo", "wrapper"] = "root"
@@ -59,7 +57,7 @@ class Matcher:
 class End(Record):
     """What a way to end means where the log names no cause, and `message` (a regex) in the starter's sentence."""
 
-    klass: Klass = Field(alias="class")
+    klass: Klass = klass()
     phase: Phase | None = None
     message: str = ""
     advice: str

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun import effective
 from gpurun.engines import Engine, engine_names, load_engine
+from gpurun.findings import known_model
 from gpurun.fit.budgets import predict
 from gpurun.fit.check import question_of
 from gpurun.fit.verdict import CLOSE, compared, reported
@@ -54,8 +55,7 @@ def keep(
 def _prediction(
     server: Mapping[str, Any], facts: Mapping[str, Any], description: bytes | None, log: str
 ) -> dict[str, Any] | None:
-    models, model = facts.get("models") or {}, server["model"]
-    known = json.loads(description) if description else models.get(model["name"]) or models.get(model["path"]) or {}
+    known = json.loads(description) if description else known_model(server["model"], facts)
     memory = facts.get("host", {}).get("memory_bytes")
     question = question_of(
         server["engine"]["name"],

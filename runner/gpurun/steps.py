@@ -205,14 +205,8 @@ def not_measured(
     store: RunStore, planned: Mapping[str, Any], klass: FailureClass, phase: Phase, proof: str, advice: str
 ) -> Sample:
     """Record a sample that could not be tried."""
-    told = {
-        "class": klass,
-        "phase": phase,
-        "proof": proof,
-        "advice": advice,
-        "expected": klass == planned.get("expect"),
-    }
-    failure = Failure.model_validate(told)
+    expected = klass == planned.get("expect")
+    failure = Failure(klass=klass, phase=phase, proof=proof, advice=advice, expected=expected)
     sample = Sample(**_identity(store, planned), status="failed", failure=failure, engine=planned["server"]["engine"])
     store.write_sample(sample)
     return sample

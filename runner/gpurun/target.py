@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.hardware import bad_kernel, branch_of, fabric_of, gpus_of, knowledge, names, system_of
-from gpurun.repositories import Choice, best_available, number, resolve, upstream
+from gpurun.repositories import Choice, best_available, resolve, upstream
+from gpurun.text import numbers
 
 Facts = Mapping[str, Any]
 
@@ -146,7 +147,7 @@ class Target:
             (self.foreign or self.facts["runfile"])
             and module["loaded"]
             and module["loaded"] == self.facts["userspace"]
-            and number(module["loaded"])[0] == self.wanted.branch
+            and numbers(module["loaded"])[0] == self.wanted.branch
             and module["open"] == (self.wanted.flavour == "open")
             and self.wanted.version in ("", module["loaded"])
         )
@@ -156,7 +157,7 @@ class Target:
             return True
         if self.current is None or "before" in self.facts["ledger"].get("driver", {}):
             return False
-        if number(self.current)[0] != self.wanted.branch:
+        if numbers(self.current)[0] != self.wanted.branch:
             return False
         if self.wanted.version == "latest" and self.index is not None and not self.index["error"]:
             newest = resolve(self.index["packages"], self.choices, self.wanted.branch, "latest", self._bad)
@@ -192,7 +193,7 @@ class Target:
 
     def _resolve(self, packages: Mapping[str, list[str]]) -> None:
         wanted, version = self.wanted, self.wanted.version
-        if not version and self.current and number(self.current)[0] == wanted.branch:
+        if not version and self.current and numbers(self.current)[0] == wanted.branch:
             version = self.current
         self.chosen = resolve(packages, self.choices, wanted.branch, version, self._bad)
         if self.fabric and (self.chosen.version or self.current):

@@ -9,23 +9,18 @@ import csv
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from gpurun.data import table
+from gpurun.text import to_number
 
 Row = Mapping[str, str]
 _PAGE_MIB = 4 / 1024
 
 
-def _rules() -> dict[str, Any]:
-    loaded: dict[str, Any] = table("telemetry")
-    return loaded
-
-
 def cut(text: str, begin: float, end: float) -> str:
     """The header and the rows from `begin` to `end`, unix seconds: a server's file holds all of its samples."""
     header, *lines = text.splitlines() or [""]
-    kept = [line for line in lines if (at := _number(line.partition(",")[0])) is not None and begin <= at <= end + 1]
+    kept = [line for line in lines if (at := to_number(line.partition(",")[0])) is not None and begin <= at <= end + 1]
     return "\n".join([header, *kept, ""])
 
 
@@ -58,14 +53,14 @@ def metrics(seen: Sequence[Row], window: tuple[float, float] | None, output_toke
 
 def taints(seen: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Name and sentence of each thing that may have changed what was measured."""
-    limits = _rules()["limits"]
+    limits: Mapping[str, float] = table("telemetry")["limits"]
     for gpu in _gpus(seen):
         title = f"GPU {gpu[3:]}"
         masks = [int(value) for value in _column(seen, f"{gpu}_slowed_by")]
-        for bit, cause in _rules()["slowed_by"].items():
+        for bit, cause in table("telemetry")["slowed_by"].items():
             if masks and (slow := sum(bool(mask & bit) for mask in masks)) / len(masks) > limits["slowed_share"]:
                 yield "throttle", f"{title} was slowed by {cause} for {slow} of {len(masks)} s"
-        busy = [row for row in seen if (_number(row.get(f"{gpu}_busy_percent")) or 0) >= limits["busy_percent"]]
+        busy = [row for row in seen if (to_number(row.get(f"{gpu}_busy_percent")) or 0) >= limits["busy_percent"]]
         clocks, third = _column(busy, f"{gpu}_sm_mhz"), len(busy) // 3
         if third >= 3 and len(clocks) == len(busy):
             first, last = statistics.fmean(clocks[:third]), statistics.fmean(clocks[-third:])
@@ -83,7 +78,7 @@ def taints(seen: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 def passing(marks: Sequence[str]) -> list[str]:
     """Those of a sample's taints that may be gone when it is measured again."""
-    return [mark for mark in marks if mark.partition(":")[0] in _rules()["passing"]]
+    return [mark for mark in marks if mark.partition(":")[0] in table("telemetry")["passing"]]
 
 
 def _gpus(seen: Sequence[Row]) -> list[str]:
@@ -91,11 +86,4 @@ def _gpus(seen: Sequence[Row]) -> list[str]:
 
 
 def _column(seen: Sequence[Row], name: str) -> list[float]:
-    return [value for row in seen if (value := _number(row.get(name))) is not None]
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
+    return [value for row in seen if (value := to_number(row.get(name))) is not None]

@@ -71,6 +71,12 @@ def render(text: str, context: Mapping[str, Any]) -> str:
     return result
 
 
+def holds(condition: str, context: Mapping[str, Any]) -> bool:
+    """Whether a condition of a table is true: a template, or the expression that would be in it."""
+    text = condition if is_template(condition) else f"{{{{ {condition} }}}}"
+    return render(text, context).strip() not in ("", "0", "False", "None", "[]", "{}")
+
+
 def render_tree(value: Any, context: Mapping[str, Any]) -> Any:
     """The same for every text inside lists and maps; keys and everything else stay as they are."""
     return map_texts(value, lambda text: render(text, context))

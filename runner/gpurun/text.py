@@ -67,6 +67,25 @@ def percent(change: float) -> str:
     return ("+0.0" if text == "-0.0" else text).replace("-", MINUS)
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, in their order, for comparison."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def to_number(text: object) -> float | None:
+    """What a file says as a number that counts; None where it is none."""
+    try:
+        value = float(str(text))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def setting(value: object) -> str:
+    """A single value as a campaign has it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def plural(count: int, noun: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

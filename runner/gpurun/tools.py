@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from gpurun.data import names, table
-from gpurun.engines import Engine, Install, Part, canonical
+from gpurun.engines import Engine, Install, canonical
+from gpurun.samples import Record
 
 if TYPE_CHECKING:
     from gpurun.config import Benchmark, Server
@@ -25,7 +26,7 @@ Wrong = tuple[tuple[str, ...], str, str | None]
 """The place inside a benchmark, what is wrong there, and the next step."""
 
 
-class Supports(Part):
+class Supports(Record):
     """What of a load a tool can do."""
 
     data: list[Literal["synthetic", "text", "file"]]
@@ -35,7 +36,7 @@ class Supports(Part):
     duration: bool = False  # a load that ends after a time
 
 
-class Tool(Part):
+class Tool(Record):
     """One load tool."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +118,24 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {key: map_texts(item, change) for key, item in value.items()}
     return [map_texts(item, change) for item in value] if isinstance(value, list) else value
+
+
+def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Plain data as dotted names and values, also through lists of mappings; a list of single values stays one."""
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list) and any(isinstance(each, Mapping) for each in data):
+        for number, value in enumerate(data):
+            yield from flat(value, f"{path}.{number}")
+    else:
+        yield path, data
+
+
+def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """Dotted name, value before and value after of what is not the same; None where there is none."""
+    before, after = dict(flat(old)), dict(flat(new))
+    return [(path, before.get(path), after.get(path)) for path in before | after if before.get(path) != after.get(path)]
 
 
 def digest(value: Any) -> str:

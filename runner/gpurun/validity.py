@@ -151,14 +151,9 @@ def accept_length(gained: Mapping[str, float], gauges: Mapping[str, float]) -> d
     return {"accept_length": gauges["accept_length"]} if gauges.get("accept_length", 0.0) > 0 else {}
 
 
-def _questions() -> dict[str, Any]:
-    loaded: dict[str, Any] = table("sanity")
-    return loaded
-
-
 def ask(model: str) -> dict[str, Any]:
     """What a server is asked as soon as it is ready, to see whether it talks sense (`ready.ask` of a job)."""
-    known = _questions()
+    known = table("sanity")
     asked = [(known["prompt"], known["prompt_tokens"])]
     asked += [(question["ask"], known["answer_tokens"]) for question in known["questions"]]
     common = {"model": model, "temperature": 0}
@@ -173,12 +168,13 @@ def sanity(answers: bytes | None, of_baseline: bytes | None) -> Iterator[Finding
     mine, theirs = _texts(answers), _texts(of_baseline)
     if not mine or len(mine) != len(theirs):
         return
-    patterns = [question["match"] for question in _questions()["questions"]]
+    questions = table("sanity")["questions"]
+    patterns = [question["match"] for question in questions]
     known = [number for number, pattern in enumerate(patterns, 1) if re.search(pattern, theirs[number])]
     right = [number for number in known if re.search(patterns[number - 1], mine[number])]
     if len(known) > 1 and not right:
         first = known[0]
-        said = f"to {_questions()['questions'][first - 1]['ask']!r} it says {mine[first][:60]!r}"
+        said = f"to {table('sanity')['questions'][first - 1]['ask']!r} it says {mine[first][:60]!r}"
         text = f"it answers none of {len(known)} questions that the baseline answers: {said}"
         yield Finding("output_sanity", text, "fails")
     elif (alike := _alike(mine[0], theirs[0])) < _LIKE and known:

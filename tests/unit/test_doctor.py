@@ -161,7 +161,7 @@ def test_strangers_on_a_gpu_are_named_and_our_own_are_not() -> None:
 
 
 def test_the_holder_and_a_wrong_clock_are_told() -> None:
-    seen = Seen(facts(), lock={"run": "r9", "controller": {"host": "desk"}}, skew_s=81.4)
+    seen = Seen({**facts(), "skew_s": 81.4}, lock={"run": "r9", "controller": {"host": "desk"}})
     findings = of_host("a", seen)
     assert one(findings, "lock").message == "run r9 holds the host, from desk"
     assert "gpurun stop r9" in one(findings, "lock").fix

@@ -8,7 +8,7 @@ import click
 
 from gpurun.assess import assess, compare_runs
 from gpurun.commands import options
-from gpurun.commands.runs import print_json, show_run
+from gpurun.commands.runs import show_run
 from gpurun.compare import Effect
 from gpurun.errors import ExitCode
 from gpurun.result import comparison, regressed
@@ -22,14 +22,7 @@ from gpurun.terminal.tables import comparison_table
 @click.argument("other", required=False)
 @options.results("results")
 @options.as_json
-@click.option(
-    "--fail-on",
-    type=click.Choice(["regression", "never"]),
-    default="never",
-    show_default=True,
-    show_envvar=True,
-    help="regression: exit with 6 where the primary metric is worse.",
-)
+@options.fail_on("regression", "never", told="regression: exit with 6 where the primary metric is worse.")
 @click.option("--force", is_flag=True, help="compare two runs although tool, data, model or hosts differ; says so")
 def command(run: str, other: str | None, results: Path, as_json: bool, fail_on: str, force: bool) -> int:
     """Judge the variants of RUN against its baseline; or, with two runs, each variant of OTHER against that of RUN.
@@ -54,7 +47,7 @@ def _two(results_dir: Path, first: str, second: str, as_json: bool, force: bool)
     if engines[0] != engines[1]:
         notes.append(f"engine versions differ: {engines[0]} before, {engines[1]} after")
     if as_json:
-        print_json(comparison(before.run, after.run, effects, notes))
+        options.print_json(comparison(before.run, after.run, effects, notes))
     else:
         Terminal().show(comparison_table(before.run, after.run, effects, notes))
     return effects

@@ -24,22 +24,19 @@ def command(inventory: Path | None, limit: str | None, results: Path, as_json: b
 
     Exit code 0: ready; 4: this machine is not; 3: a host is not.
     """
-    import json
     from dataclasses import asdict
 
     from gpurun.doctor import HERE, of_here, of_host
+    from gpurun.texts import fill
 
     findings = of_here(_look_here(results))
     if not any(one.state == "fail" for one in findings):
         for host, seen in sorted(_look_at_hosts(inventory, limit).items()):
             findings += of_host(host, seen)
     if as_json:
-        document = {"schema": "gpurun.doctor/1", "findings": [asdict(one) for one in findings]}
-        click.echo(json.dumps(document, indent=2, sort_keys=True))
-    for number, one in enumerate(() if as_json else findings):
-        if number == 0 or findings[number - 1].where != one.where:
-            click.echo(one.where)
-        click.echo(f"  {one.state:4}  {one.check}: {one.message}" + (f"\n        fix: {one.fix}" if one.fix else ""))
+        options.print_json({"schema": "gpurun.doctor/1", "findings": [asdict(one) for one in findings]})
+    else:
+        click.echo(fill("doctor.txt.j2", findings=findings))
     failed = {one.where for one in findings if one.state == "fail"}
     return int(ExitCode.NOT_READY if HERE in failed else ExitCode.HOST_FAILED if failed else ExitCode.DONE)
 
@@ -77,33 +74,17 @@ def _look_here(results: Path) -> dict[str, Any]:
 
 
 def _look_at_hosts(inventory: Path | None, limit: str | None) -> dict[str, Seen]:
-    import time
-
     from gpurun.doctor import Seen
-    from gpurun.errors import HostError
     from gpurun.playbooks import Controller
 
     hosts: dict[str, Seen] = {}
-    asked: dict[str, float] = {}
     with Controller(inventory, limit=limit) as controller:
-        playbook = controller.start("doctor", {"gpurun_hosts": "all"})
-        for event in playbook.events():
-            if event is None:
-                continue
-            seen, result = hosts.setdefault(event.host, Seen()), event.result
-            if event.kind == "start":
-                asked[event.host] = time.time()
-            elif event.kind == "ok" and "ansible_facts" in result:
-                seen.facts = result["ansible_facts"]["gpurun_facts"]
-                clock = float(seen.facts["host"]["clock_unix"])
-                seen.skew_s = max(0.0, asked[event.host] - clock, clock - time.time())
-            elif event.kind == "ok" and "ended" in result:
-                seen.left = result["ended"]
-            elif event.kind == "ok" and "holder" in result:
-                seen.lock = result["holder"]
-        for host, why in {**playbook.outcome.failed, **playbook.outcome.unreachable}.items():
-            hosts.setdefault(host, Seen()).trouble = why
-    if not hosts:
-        said = playbook.outcome.output.strip()
-        raise HostError(f"the inventory has no such hosts: {said}", where=str(controller.inventory))
+        outcome, events = controller.run("doctor", {"gpurun_hosts": "all"})
+    for event in events:
+        seen = hosts.setdefault(event.host, Seen())
+        seen.facts = event.facts or seen.facts
+        if event.kind == "ok":
+            seen.left, seen.lock = event.result.get("ended", seen.left), event.result.get("holder", seen.lock)
+    for host, why in outcome.lost.items():
+        hosts.setdefault(host, Seen()).trouble = why
     return hosts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import asdict
@@ -11,13 +10,9 @@ from pathlib import Path
 import click
 
 from gpurun.commands import options
-from gpurun.diagnose import Diagnosis, classify
+from gpurun.diagnose import classify
 from gpurun.signatures import markers
-
-NOTHING_KNOWN = (
-    "No failure in this log, nor any line of an engine that gpurun knows: is it the server's log, and all of it?\n"
-    "A server that was killed leaves none; --exit-code 137 says that it was."
-)
+from gpurun.texts import fill
 
 _HEAD_BYTES = 1 << 16
 _MOST_BYTES = 256 << 20
@@ -61,18 +56,6 @@ def _engine(name: str | None) -> str | None:
     return None
 
 
-def _show(path: str, told: Diagnosis) -> None:
-    if told.klass == "none":
-        click.echo("No failure in this log." if told.engine else NOTHING_KNOWN)
-        return
-    engine = f" ({told.engine})" if told.engine else ""
-    place = f"{path}:{told.line}" if told.line else "not in the log"
-    proof = f"  {told.proof}\n" if told.proof else ""
-    click.echo(f"{told.klass} while in phase {told.phase}{engine}\n  --> {place}\n{proof}advice: {told.advice}")
-    if told.others:
-        click.echo("\n  ".join(("lines that may tell more:", *told.others)))
-
-
 @click.command(name="explain")
 @click.argument("logfile")
 @click.option("--engine", help="The engine that wrote the log; found out from the log if not given.")
@@ -85,9 +68,9 @@ def command(logfile: str, engine: str | None, exit_code: int | None, as_json: bo
     whatever the answer is, and 2 if the log cannot be read.
     """
     told = classify(_read(logfile), engine=_engine(engine), exit_code=exit_code)
-    if not as_json:
-        _show(logfile, told)
-        return
     document = asdict(told)
-    document = {"schema": "gpurun.explain/1", "class": document.pop("klass"), **document}
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    document |= {"schema": "gpurun.explain/1", "class": document.pop("klass")}
+    if as_json:
+        options.print_json(document)
+    else:
+        click.echo(fill("explain.txt.j2", path=logfile, told=told))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -18,15 +17,9 @@ from gpurun.commands import options
     help="csv and parquet: a row for each sample; json: the result document; junit: a test for each variant",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="default: standard output")
-@click.option(
-    "--fail-on",
-    type=click.Choice(["failure", "regression"]),
-    default="failure",
-    show_default=True,
-    help="junit: regression also fails a variant whose primary metric is worse",
-)
+@options.fail_on("failure", "regression", told="junit: regression also fails a variant whose primary metric is worse")
 @options.results("results")
-def command(run: str, kind: str, output: Path | None, fail_on: Literal["failure", "regression"], results: Path) -> None:
+def command(run: str, kind: str, output: Path | None, fail_on: str, results: Path) -> None:
     """Write a run's results as CSV, Parquet, JSON or JUnit XML.
 
     A run is named by its id, either end of it, its directory, or `last`.

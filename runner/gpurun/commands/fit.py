@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from gpurun.catalogue import nearest_version, renames, shipped
-from gpurun.check_flags import Part, Reading
+from gpurun.check_flags import Reading
 from gpurun.commands import options
 from gpurun.complaints import nearest
 from gpurun.engines import Engine, canonical, engine_names, load_engine
@@ -22,23 +22,13 @@ from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
 from gpurun.fit.verdict import override, sentence
 from gpurun.hub import describe
+from gpurun.texts import fill
 
 # Of `--json`, a contract.
 KEYS = (
     *("default_mem_fraction_static", "kv_bytes_per_token", "weights_gib", "available_gib"),
     *("rest_gib", "min_mem_fraction_static", "kv_tokens", "fits"),
 )
-_ROWS = {
-    "weights_gib": "weights, GiB",
-    "total_gib": "memory that counts, GiB",
-    "available_gib": "available after the weights, GiB",
-    "fraction": "fraction for weights and cache",
-    "rest_gib": "rest for the KV cache, GiB",
-    "min_mem_fraction_static": "least fraction that works",
-    "kv_bytes_per_token": "KV cache, bytes a token",
-    "kv_tokens": "KV cache, tokens",
-    "running_requests": "requests at once, at most",
-}
 
 
 @click.command("fit", context_settings={"ignore_unknown_options": True})
@@ -48,25 +38,17 @@ _ROWS = {
 @click.option("--available-gib", type=float, help="measured: free on the fullest GPU after the weights")
 @click.option("--total-gib", type=float, help="measured: free on it before the weights")
 @options.as_json
-def command(
-    words: tuple[str, ...],
-    gpu: str,
-    engine: str,
-    available_gib: float | None,
-    total_gib: float | None,
-    as_json: bool,
-) -> None:
+def command(words: tuple[str, ...], gpu: str, engine: str, as_json: bool, **measured: float | None) -> None:
     """Predict whether MODEL fits, without hosts. All numbers are of one GPU.
 
     MODEL is a folder, a .gguf file, a hub id (`org/model`, only headers are read), or `none` for the engine's defaults
     alone. The engine's own flags stand among the options: --tp 8 --mem-fraction-static 0.55.
     """
-    question = ask(words, gpu, engine, available_gib, total_gib)
+    question = ask(words, gpu, engine, **measured)
     found = predict(question)
     if found is None:
-        raise ConfigError(
-            "no memory can be predicted from a value of a flag or of the model", hint="look at their numbers"
-        )
+        message = "no memory can be predicted from a value of a flag or of the model"
+        raise ConfigError(message, hint="look at their numbers")
     if as_json:
         document = {"schema": "gpurun.fit/1", **{key: getattr(found, key) for key in KEYS}}
         click.echo(json.dumps(document, indent=2))
@@ -82,14 +64,11 @@ def ask(
     version = version.removeprefix("v")
     with_budget = tuple(each for each in engine_names() if has_budget(each))
     if name not in with_budget:
-        raise ConfigError(
-            [Problem(f"no memory rules for engine `{name}`", None, with_budget, nearest(name, with_budget))]
-        )
-    if version and not any(map(str.isdigit, version)):
-        raise ConfigError(
-            f"`{engine}` names no version of {name}", hint=f"write {name}=={load_engine(name).default_version}"
-        )
+        message = f"no memory rules for engine `{name}`"
+        raise ConfigError([Problem(message, None, with_budget, nearest(name, with_budget))])
     known = load_engine(name)
+    if version and not any(map(str.isdigit, version)):
+        raise ConfigError(f"`{engine}` names no version of {name}", hint=f"write {name}=={known.default_version}")
     settings, problems = read_words(words, known, version or known.default_version)
     if len(settings.words) != 1 or not settings.words[0]:
         given = f"{len(settings.words)} are given: {', '.join(settings.words)}" if settings.words else "none is given"
@@ -98,24 +77,16 @@ def ask(
         if value is not None and not 0 < value < 10_000:
             problems.append(Problem(f"`{option} {value:g}` is no memory of a GPU", hint="GiB of one GPU are wanted"))
     if available_gib is not None and total_gib is not None and 0 < total_gib < available_gib:
-        problems.append(
-            Problem("`--available-gib` is more than `--total-gib`", hint="available is what the weights leave")
-        )
+        message = "`--available-gib` is more than `--total-gib`"
+        problems.append(Problem(message, hint="available is what the weights leave"))
     if problems:
         raise ConfigError(problems)
     cards, model = read_gpus(gpu), settings.words[0]
     sizes = None if model == "none" else _sizes(model)
     draft = settings.values.get("draft_model") or settings.values.get("draft_config", {}).get("model")
-    question = Question(
-        name,
-        version or known.default_version,
-        settings.values,
-        cards,
-        sizes,
-        _sizes(draft) if draft and sizes is not None else None,
-        available_gib,
-        total_gib,
-    )
+    draft_sizes = _sizes(draft) if draft and sizes is not None else None
+    asked_of = (name, version or known.default_version, settings.values, cards)
+    question = Question(*asked_of, sizes, draft_sizes, available_gib, total_gib)
     problems = wrong(question, settings)
     if problems:
         raise ConfigError(problems)
@@ -137,19 +108,19 @@ def read_words(words: Sequence[str], engine: Engine, version: str | None) -> tup
     starts = [*(part.at for part in reading.parts), *reading.strays, len(words)]
     models = [key for key, said in LAUNCHES["models"].get(engine.name, {}).items() if said == "model"]
     memory: list[str] = []
-    found, problems = [words[at] for at in reading.strays], []
+    found, problems = [words[at] for at in reading.strays], list[Problem]()
     for part in reading.parts:
         key = canonical(engine.flags, part.name.lstrip("-"))
         end = min(start for start in starts if start > part.at)
+        said = [each for each in reading.findings if part.at <= each.at < end and not each.note]
         # Another version than that of the list may have had it.
         tolerated = nearest_one != version and (key in flags or part.name in renames(engine.name))
         if key in models and part.values:
             found.append(part.values[0])
         elif not tolerated and (part.option is None or part.option.removed):
-            said = next(each for each in reading.findings if each.at == part.at)
-            problems.append(Problem(said.message, None, said.allowed, said.nearest, said.hint))
-        elif nearest_one == version and (wrong_choice := _not_a_choice(reading, part, end)) is not None:
-            problems.append(wrong_choice)
+            problems.append(next(each for each in reading.findings if each.at == part.at))
+        elif nearest_one == version and part.option is not None and part.option.choices and said:
+            problems.append(said[0])
         elif key in flags:
             memory += words[part.at : end]
     settings = read_flags(memory, engine.flags, flags)
@@ -157,25 +128,15 @@ def read_words(words: Sequence[str], engine: Engine, version: str | None) -> tup
     return settings, [*settings.problems, *problems]
 
 
-def _not_a_choice(reading: Reading, part: Part, end: int) -> Problem | None:
-    """What is wrong with the value of a flag that has a list of values."""
-    if part.option is None or not part.option.choices:
-        return None
-    said = next((each for each in reading.findings if part.at <= each.at < end and not each.note), None)
-    return None if said is None else Problem(said.message, None, said.allowed, said.nearest, said.hint)
-
-
 def wrong(question: Question, settings: Settings) -> list[Problem]:
     """What no arithmetic helps: more GPUs than there are, heads that cannot be divided."""
     problems, split, cards = [], question.split, question.gpus
     if cards is not None and question.needs_gpus > cards.count:
-        what = " ".join(
-            f"{settings.given[each]} {settings.values[each]}" for each in ("tp", "pp", "dp") if each in settings.given
-        )
+        of = [each for each in ("tp", "pp", "dp") if each in settings.given]
+        what = " ".join(f"{settings.given[each]} {settings.values[each]}" for each in of)
         hint = f'name that many cards: `--gpu "{question.needs_gpus}x {cards.name}"`'
-        problems.append(
-            Problem(f"`{what}` needs {question.needs_gpus} GPUs, and `--gpu` names {cards.count}", hint=hint)
-        )
+        message = f"`{what}` needs {question.needs_gpus} GPUs, and `--gpu` names {cards.count}"
+        problems.append(Problem(message, hint=hint))
     shares = int(question.get("attn_dp") or (question.get("dp", 1) if question.get("dp_attention") else 1))
     if split.tp % shares:
         hint = "data parallel attention splits the GPUs of tensor parallelism into equal groups"
@@ -195,21 +156,8 @@ def wrong(question: Question, settings: Settings) -> list[Problem]:
 
 def told(question: Question, found: Fit) -> str:
     """A short table and a sentence."""
-    cards = question.gpus
-    assert cards is not None
-    rows = [(words, getattr(found, key)) for key, words in _ROWS.items() if getattr(found, key) is not None]
-    if found.default_mem_fraction_static is not None:
-        rows.insert(0, ("fraction that SGLang would choose", found.default_mem_fraction_static))
-    width = max((len(words) for words, _ in rows), default=0)
-    lines = [f"{words:<{width}}  {value:>12,}" for words, value in rows]
-    notes = list(found.notes) if found.fits is not None else []
-    if question.needs_gpus < cards.count and question.engine != "llamacpp":
-        idle = cards.count - question.needs_gpus
-        notes.append(f"{idle} of the {cards.count} GPUs stay idle: the flags ask for {question.needs_gpus}")
     change = override(question, found)
-    notes += [change] if change else []
-    head = f"{question.engine} {question.version or ''} on {cards.count}x {cards.name}".replace("  ", " ")
-    return "\n".join([head, "", *lines, "", sentence(question, found), *(f"note: {note}" for note in notes)])
+    return fill("fit.txt.j2", asked=question, found=found, said=sentence(question, found), change=change)
 
 
 def _sizes(model: str) -> Sizes:

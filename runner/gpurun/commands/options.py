@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,27 @@ class Option(click.Option):
     def value_from_envvar(self, ctx: click.Context) -> Any:
         value = self.resolve_envvar_value(ctx)
         return tuple(value.splitlines()) if value and self.multiple else super().value_from_envvar(ctx)
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> float:
+    from gpurun.fields import Complaint, duration
+
+    try:
+        return duration(text)
+    except Complaint as complaint:
+        raise click.BadParameter(f"{complaint}: {complaint.hint}") from None
+
+
+def duration(*names: str, default: str, told: str) -> Callable[[_Command], _Command]:
+    """A time as the campaign writes it, such as `90s`; its value are seconds."""
+    return click.option(
+        *names, cls=Option, metavar="DURATION", callback=_seconds, default=default, show_default=True, help=told
+    )
+
+
+def print_json(document: Any) -> None:
+    """One document on stdout: keys sorted, never NaN."""
+    click.echo(json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False))
 
 
 def _pass_on(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
@@ -92,6 +114,12 @@ def store(told: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--store", metavar="URL", envvar="GPURUN_RESULTS_STORE", show_envvar=True, callback=_store_url, help=told
     )
+
+
+def fail_on(*choices: str, told: str) -> Callable[[_Command], _Command]:
+    """`--fail-on`: what makes the exit code other than 0."""
+    default = "failure" if "failure" in choices else "never"
+    return click.option("--fail-on", type=click.Choice(choices), default=default, show_default=True, help=told)
 
 
 def results(default: str | None, told: str = "the folder that holds the runs") -> Callable[[_Command], _Command]:

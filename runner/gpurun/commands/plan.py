@@ -47,15 +47,7 @@ def local_facts() -> dict[str, Any]:
 @click.option("--save-facts", type=click.Path(path_type=Path), help="write the inventory's facts there, for --facts")
 @options.as_json
 def command(
-    config: str,
-    variants: tuple[str, ...],
-    overrides: tuple[str, ...],
-    force: tuple[str, ...],
-    inventory: Path | None,
-    limit: str | None,
-    facts: str | None,
-    save_facts: Path | None,
-    as_json: bool,
+    inventory: Path | None, limit: str | None, facts: str | None, save_facts: Path | None, as_json: bool, **asked: Any
 ) -> int:
     """Show what a campaign would do: merged settings, exact commands, order, server starts, time.
 
@@ -67,7 +59,7 @@ def command(
         raise click.UsageError("--facts and --inventory are two ways to say which hosts: give one")
     if (save_facts or limit) and not inventory:
         raise click.UsageError("--save-facts and --limit go with --inventory")
-    campaign, cases = read_campaign(find_campaign(config), overrides, variants)
+    campaign, cases = read_campaign(find_campaign(asked["config"]), asked["overrides"], asked["variants"])
     known: Mapping[str, Mapping[str, Any]] = read_facts(facts) if facts else {"localhost": local_facts()}
     lost: list[str] = []
     if inventory:
@@ -80,6 +72,6 @@ def command(
             save_facts.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write `{save_facts}`: {error.strerror}") from None
-    plan = build(campaign, cases, known, "RUN", forced=force)
+    plan = build(campaign, cases, known, "RUN", forced=asked["force"])
     click.echo(plan.model_dump_json(by_alias=True, indent=2) if as_json else render_plan(plan))
     return int(ExitCode.HOST_FAILED if lost else ExitCode.DONE)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gpurun.commands import options
+from gpurun.data import read
 from gpurun.errors import ExitCode
+from gpurun.paths import content
 
 # The tasks that take time, as progress; those that change something are told as that.
 _SHOWN = {
@@ -23,49 +25,37 @@ _SHOWN = {
 }
 
 
+# Of the role's options those that are the command line's too.
+_OPTIONS = (
+    *("driver_branch", "driver_version", "flavour", "mode", "toolkit"),
+    *("reboot", "remove", "repository_url", "keyring_sha256", "without_gpu"),
+)
+
+
+def _of_the_role(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The role's options, as its argument specification has them: one text for both ways in."""
+    specs = read(content() / "roles/provision/meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+    for name in reversed(_OPTIONS):
+        spec = specs[f"provision_{name}"]
+        told = spec["description"][0].lower() + spec["description"][1:].rstrip(".")
+        more: dict[str, Any] = {"default": spec["default"], "show_default": bool(spec["default"])}
+        more |= (
+            {"type": click.Choice(spec["choices"])}
+            if "choices" in spec
+            else {"metavar": name.rpartition("_")[2].upper()}
+        )
+        more |= {"is_flag": spec["type"] == "bool", "multiple": spec["type"] == "list"}
+        command = click.option("--" + name.replace("_", "-"), help=told, **more)(command)
+    return command
+
+
 @click.command("provision")
 @options.inventory
 @options.limit
 @click.option("--plan", is_flag=True, help="only say what would be done on each host, and why")
 @click.option("--check", is_flag=True, help="Ansible's check mode: go through every task, change nothing")
 @click.option("--diff", is_flag=True, help="show how files change")
-@click.option(
-    "--driver-branch", metavar="BRANCH", default="580", show_default=True, help="none leaves the driver alone"
-)
-@click.option(
-    "--driver-version",
-    metavar="VERSION",
-    default="",
-    help="an exact version, or `latest` of the branch; default: what is installed stays",
-)
-@click.option(
-    "--flavour",
-    type=click.Choice(["open", "proprietary"]),
-    default="open",
-    show_default=True,
-    help="which kernel modules",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["compute", "full"]),
-    default="compute",
-    show_default=True,
-    help="without or with what a display needs",
-)
-@click.option("--toolkit", is_flag=True, help="also NVIDIA's container toolkit")
-@click.option(
-    "--reboot",
-    type=click.Choice(["never", "if_required", "always"]),
-    default="if_required",
-    show_default=True,
-    help="when to reboot; never this machine itself",
-)
-@click.option(
-    "--remove", type=click.Choice(["driver", "toolkit"]), multiple=True, help="remove what gpurun has installed of it"
-)
-@click.option("--repository-url", metavar="URL", default="", help="a mirror of NVIDIA's CUDA repositories")
-@click.option("--keyring-sha256", metavar="SUM", default="", help="checksum of the package with the repository's key")
-@click.option("--without-gpu", is_flag=True, help="install although no GPU is there, for an image")
+@_of_the_role
 @options.as_json
 def command(
     inventory: Path | None, limit: str | None, plan: bool, check: bool, diff: bool, as_json: bool, **wanted: Any
@@ -74,10 +64,9 @@ def command(
 
     Run again, it changes nothing. An installed driver stays at its version until another is asked for.
     """
-    import json
-
     from gpurun.errors import HostError
     from gpurun.reachability import told
+    from gpurun.texts import fill
 
     flags = [*(["--check"] if check else []), *(["--diff"] if diff else [])]
     # What is not given stays as the inventory has it.
@@ -90,14 +79,13 @@ def command(
     hosts, lost = _run(inventory, limit, {**given, "provision_plan": plan}, flags)
     document = {"schema": "gpurun.provision/1", "hosts": hosts}
     if not as_json:
-        click.echo("\n".join(line for host in sorted(hosts) for line in _lines(host, hosts[host])))
+        click.echo(fill("provision.txt.j2", hosts=hosts))
     if lost:
         message, fix = told(lost)
-        error = HostError(message, hint=fix or "what was done is kept; run the same command again")
-        error.result = document
-        raise error
+        hint = fix or "what was done is kept; run the same command again"
+        raise HostError(message, hint=hint, result=document)
     if as_json:
-        click.echo(json.dumps(document, indent=2, sort_keys=True))
+        options.print_json(document)
     return int(ExitCode.DONE)
 
 
@@ -105,7 +93,7 @@ def _run(
     inventory: Path | None, limit: str | None, variables: Mapping[str, Any], flags: list[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """What is known of each host at the end, and why hosts failed."""
-    from gpurun.errors import HostError, InterruptedRunError
+    from gpurun.errors import InterruptedRunError
     from gpurun.interrupts import Interrupts
     from gpurun.playbooks import Controller
 
@@ -133,16 +121,14 @@ def _run(
             hint = "what was begun goes on to its end on the hosts; the same command takes it up"
             raise InterruptedRunError("interrupted", terminated=interrupts.terminated, hint=hint)
         outcome = playbook.outcome
-    lost = {**outcome.failed, **outcome.unreachable}
-    for host, why in lost.items():
+    if not hosts or (not outcome.lost and outcome.status != "successful"):
+        raise outcome.no_hosts("gpu_hosts", controller.inventory)
+    for host, why in outcome.lost.items():
         known = hosts.setdefault(host, {"changed": []})
         known.update(status="refused" if known.get("refusals") else known.get("status"), error=why)
         if known["status"] in (None, "ok", "planned"):
             known["status"] = "failed"
-    if not lost and (not hosts or outcome.status != "successful"):
-        said = outcome.output.strip() or "there is no host in the group gpu_hosts"
-        raise HostError(f"nothing could be done: {said[-1000:]}", where=str(controller.inventory))
-    return hosts, lost
+    return hosts, outcome.lost
 
 
 def _differences(result: Mapping[str, Any]) -> list[str]:
@@ -157,16 +143,3 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
                 lines = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
                 found.append("\n".join(lines))
     return found
-
-
-def _lines(host: str, known: Mapping[str, Any]) -> list[str]:
-    """What a person wants to know of a host."""
-    lines = [f"{host}: {known.get('status', 'failed')}; {known.get('summary', 'it was not looked at')}"]
-    lines += [f"  {step['role']:10}  {step['what']}\n{'':14}because: {step['why']}" for step in known.get("steps", [])]
-    lines += [f"  {'reboot':10}  {reason}" for reason in known.get("reboot_reasons", [])]
-    lines += [f"  note: {note}" for note in known.get("notes", [])]
-    lines += [f"  problem: {problem}" for problem in known.get("problems", [])]
-    for refusal in known.get("refusals", []):
-        lines += [f"  refused, {refusal['check']}: {refusal['say']}", f"{'':10}fix: {refusal['fix']}"]
-    lines += [f"  changed: {', '.join(known['changed'])}"] if known.get("changed") else []
-    return lines

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -54,7 +52,7 @@ def command(
         and (run.started_at or "") >= from_then
     ][:last]
     if as_json:
-        print_json({"schema": "gpurun.runs/1", "runs": [asdict(run) for run in runs]})
+        options.print_json({"schema": "gpurun.runs/1", "runs": [asdict(run) for run in runs]})
     elif runs:
         Terminal().show(runs_table(runs))
     else:
@@ -99,7 +97,7 @@ def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
     settings = store.settings()
     judged = assess(store.plan, store.samples(), directory, settings=settings)
     if as_json:
-        print_json(document(manifest.run, str(directory), manifest.status_now, judged.samples, judged.effects))
+        options.print_json(document(manifest.run, str(directory), manifest.status_now, judged.samples, judged.effects))
     else:
         terminal = Terminal()
         terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {directory}\n")
@@ -107,8 +105,3 @@ def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
         for line in [*started.memory_lines(judged.samples), *started.settings_lines(store.plan["samples"], settings)]:
             terminal.message(line)
     return judged
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """One document on stdout: keys sorted, never NaN."""
-    click.echo(json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False))

@@ -26,11 +26,10 @@ def command(
 
     Works from any machine that has the inventory; only what gpurun started is ended. Safe to repeat.
     """
-    import json
-
     from gpurun.errors import ConfigError, HostError
     from gpurun.playbooks import Controller
     from gpurun.reachability import told
+    from gpurun.texts import fill
 
     if (run is None) != everything:
         raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")
@@ -41,24 +40,17 @@ def command(
     for event in events:
         if event.kind == "ok" and "ended" in event.result:
             ended.setdefault(event.host, []).extend(event.result["ended"])
-    lost = {**outcome.failed, **outcome.unreachable}
-    document = {"schema": "gpurun.stop/1", "ended": ended, "failed": lost}
+    document = {"schema": "gpurun.stop/1", "ended": ended, "failed": outcome.lost}
     if as_json:
-        if not lost:  # else it is part of the error's document
-            click.echo(json.dumps(document, indent=2, sort_keys=True))
+        if not outcome.lost:  # else it is part of the error's document
+            options.print_json(document)
     else:
-        for host, processes in ended.items():
-            for line in [_told(one) for one in processes] or ["nothing of ours was running"]:
-                click.echo(f"{host}: {line}")
+        click.echo(fill("stop.txt.j2", ended=ended), nl=bool(ended))
         if run is not None and not any(ended.values()):
             click.echo(f"note: looked for run {wanted}; `gpurun doctor` tells what else is there", err=True)
-    if not ended and not lost:
-        raise HostError(f"the inventory has no such hosts: {outcome.output.strip()}", where=str(controller.inventory))
-    if lost:
-        message, fix = told(lost)
-        error = HostError(message, hint=f"{fix or 'cure that'}; then run the same command again")
-        error.result = document
-        raise error
+    if outcome.lost:
+        message, fix = told(outcome.lost)
+        raise HostError(message, hint=f"{fix or 'cure that'}; then run the same command again", result=document)
     return int(ExitCode.DONE)
 
 
@@ -73,13 +65,3 @@ def _whole_id(results: Path, run: str) -> str:
         if run == "last":
             raise
         return store.safe_name(run, "run")
-
-
-def _told(one: Any) -> str:
-    """Such as `ended r1-baseline of run 20260301-1200-ab12, pid 1300`; `--json` has the whole of it."""
-    if not isinstance(one, dict):
-        return str(one)
-    parts = [f"ended {one.get('job') or one.get('command') or 'a process'}"]
-    parts += [f" of run {one['run']}"] if one.get("run") else []
-    parts += [f", pid {one['pid']}"] if one.get("pid") else []
-    return "".join(parts)

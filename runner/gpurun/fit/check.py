@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpurun.engines import load_engine
-from gpurun.findings import Finding, Subject
+from gpurun.findings import Finding, Severity, Subject
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
 from gpurun.fit.flags import Settings, read_flags
@@ -23,6 +24,7 @@ from gpurun.rules import visible_gpus
 NAMES = ("fit", "override")  # for `--force`
 # An estimate refuses a server only if it is out by more than this share of the memory; a measured value always does.
 _DOUBT = 0.05
+_fit = partial(Finding, rule="fit")
 _SURE = ("sglang", "vllm", "trtllm")  # llama.cpp maps its weights, and may run from a file
 
 
@@ -81,25 +83,36 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield _unknown("a flag has a value that it cannot be worked out from")
         return
     own = override(question, found)
-    told = {"source": f"data/fit/{subject.engine}.yml", "flags": ("mem_fraction_static",) if own else ()}
+    told: dict[str, Any] = {
+        "source": f"data/fit/{subject.engine}.yml",
+        "flags": ("mem_fraction_static",) if own else (),
+    }
     if found.fits is None and question.sizes is None and subject.engine in _SURE:
         name = subject.model.get("path") or subject.model.get("name")
         message = f"nothing is known of `{name}`: whether it fits is not predicted"
         if name:
-            yield _finding("fit", "note", message, "look at hosts that have it, or ask `gpurun fit`")
+            advice = "look at hosts that have it, or ask `gpurun fit`"
+            yield _fit(severity="note", message=message, advice=advice)
     if found.fits is None and question.sizes is not None:
-        yield _finding("fit", "note", sentence(question, found), "look at what the engine itself reports", **told)
+        advice = "look at what the engine itself reports"
+        yield _fit(severity="note", message=sentence(question, found), advice=advice, **told)
     if found.fits is False:
-        severity = "refuse" if _certain(question, found) else "warn"
+        severity: Severity = "refuse" if _certain(question, found) else "warn"
         advice = smallest_change(question) or "no single change that gpurun knows would make it fit"
         message = own or f"does not fit: {shortfall(found)}"
-        yield _finding("fit", severity, message, advice, **told, **{"class": "fit"})
+        yield _fit(severity=severity, klass="fit", message=message, advice=advice, **told)
         return
     if own:
         advice = "leave it out, unless it is what this variant tests"
-        yield _finding("override", "note", own, advice, **told)
+        yield Finding(rule="override", severity="note", message=own, advice=advice, **told)
     if found.fits:
-        yield _finding("fit", "note", sentence(question, found, subject.length), _basis(question, found), **told)
+        yield Finding(
+            rule="fit",
+            severity="note",
+            message=sentence(question, found, subject.length),
+            advice=_basis(question, found),
+            **told,
+        )
 
 
 def _certain(question: Question, found: Fit) -> bool:
@@ -130,15 +143,16 @@ def _draft(values: Mapping[str, Any]) -> str | None:
 
 
 def _unknown(why: str) -> Finding:
-    return _finding("fit", "warn", f"what fits is not predicted: {why}", "correct it, unless it is meant")
+    return Finding(
+        rule="fit",
+        severity="warn",
+        message=f"what fits is not predicted: {why}",
+        advice="correct it, unless it is meant",
+    )
 
 
 def _settings(engine: str, argv: Sequence[str]) -> Settings:
     return read_flags(argv, load_engine(engine).flags, knowledge(engine)["flags"])
-
-
-def _finding(rule: str, severity: str, message: str, advice: str, **more: Any) -> Finding:
-    return Finding.model_validate({"rule": rule, "severity": severity, "message": message, "advice": advice, **more})
 
 
 def _sizes(model: Mapping[str, Any]) -> Sizes | None:

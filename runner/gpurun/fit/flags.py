@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.complaints import nearest
-from gpurun.engines import FlagRules, canonical
+from gpurun.engines import FlagRules, split_flags
 from gpurun.errors import Problem
 from gpurun.fit.sizes import knowledge
 
-_FLAG = re.compile(r"--?[A-Za-z]")  # what begins with a minus and a digit is a value
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _ABOVE_0 = ("tp", "pp", "dp", "ep", "attn_dp", "page", "max_running", "context")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's: 16k, 16K
@@ -36,41 +35,31 @@ def read_flags(argv: Sequence[str], rules: FlagRules, known: Mapping[str, Sequen
 
     A flag that is not known takes the words up to the next flag.
     """
-    found, index = Settings(), 0
-    while index < len(argv):
-        word = argv[index]
-        index += 1
-        if not _FLAG.match(word):
-            found.words.append(word)
-            continue
-        written, equals, value = word.partition("=")
-        name = canonical(rules, written.lstrip("-"))
-        if name not in known:
+    found = Settings()
+    for name, written, values, joined in split_flags(rules, argv):
+        setting, kind = known.get(name, ("", ""))
+        if not written:
+            found.words += values
+        elif not setting:
             found.others.append(written)
-            while not equals and index < len(argv) and not _FLAG.match(argv[index]):
-                index += 1
-            continue
-        setting, kind = known[name]
-        if kind == "switch":
+        elif kind == "switch":
             found.values[setting] = True
-            if equals:
+            found.words += values[1:] if joined else values
+            if joined:
                 found.problems.append(Problem(f"`{written}` takes no value", hint=f"write `{written}` alone"))
-            continue
-        if not equals:
-            if index == len(argv) or re.match(r"--[A-Za-z]", argv[index]):
-                found.problems.append(Problem(f"`{written}` needs a value"))
-                continue
-            value, index = argv[index], index + 1
-        try:
-            typed = _typed(value, kind)
-            if setting in _ABOVE_0 and typed is not None and typed < (0 if kind == "length" else 1):
-                raise ValueError("a number above 0 is wanted" if kind != "length" else "no number below 0 is wanted")
-            found.values[setting] = typed
-            found.given[setting] = written
-        except ValueError as error:
-            allowed = tuple(knowledge("models")["dtypes"]) if kind == "dtype" else ()
-            near = nearest(value, allowed) if allowed else None
-            found.problems.append(Problem(f"`{written} {value}`: {error}", None, allowed, near))
+        elif not values:
+            found.problems.append(Problem(f"`{written}` needs a value"))
+        else:
+            found.words += values[1:]
+            try:
+                typed = _typed(values[0], kind)
+                if setting in _ABOVE_0 and typed is not None and typed < (0 if kind == "length" else 1):
+                    raise ValueError(f"{'no number below' if kind == 'length' else 'a number above'} 0 is wanted")
+                found.values[setting], found.given[setting] = typed, written
+            except ValueError as error:
+                allowed = tuple(knowledge("models")["dtypes"]) if kind == "dtype" else ()
+                near = nearest(values[0], allowed) if allowed else None
+                found.problems.append(Problem(f"`{written} {values[0]}`: {error}", None, allowed, near))
     return found
 
 

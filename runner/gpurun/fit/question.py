@@ -12,6 +12,7 @@ from pydantic import Field
 from gpurun.fit.cards import Gpus
 from gpurun.fit.sizes import GIB, Sizes, Split, knowledge
 from gpurun.samples import Record
+from gpurun.text import numbers
 
 
 class Fit(Record):
@@ -63,8 +64,8 @@ class Question:
     def rule(self) -> Mapping[str, Any]:
         """The newest rules that are not newer than the version; the oldest for what came before them."""
         rules = self.data["rules"]
-        version = _numbers(self.version) if self.version else None
-        old = [each for each in rules if version is None or _numbers(each["version"]) <= version]
+        version = numbers(self.version) if self.version else None
+        old = [each for each in rules if version is None or numbers(each["version"]) <= version]
         return dict((old or rules[:1])[-1])
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -137,10 +138,6 @@ def beside_gib(question: Question) -> float:
 
 def overhead(question: Question) -> float:
     return float(question.data["overhead_gib"]["several" if question.needs_gpus > 1 else "one"])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.removeprefix("v").split(".") if part.isdigit())
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:

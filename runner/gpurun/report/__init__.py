@@ -17,13 +17,12 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from gpurun import text, wording
+from gpurun import text, texts, wording
 from gpurun.assess import Assessment, compare_runs
+from gpurun.data import FOLDER
 from gpurun.report import charts
 from gpurun.report.view import RunView, look
 from gpurun.store import RunStore
-
-_DATA = Path(__file__).resolve().parents[1] / "data" / "report"
 
 
 def write(store: RunStore, report: Assessment | None = None) -> Path:
@@ -60,43 +59,19 @@ def markdown(run: RunView) -> str:
 
 @cache
 def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_DATA),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": text.number,
-        "percent": lambda share: f"{text.percent(share)} %",
-        "metric": text.metric_name,
-        "plural": text.plural,
-        "duration": text.duration,
-        "line": text.shorten,
-        "code": _code,
-        "ticks": _ticks,
-        "md": _md,
-    }
-    environment.globals |= {"verdict": wording.verdict, "change": lambda effect: wording.changes([effect])[0]}
-    return environment
-
-
-def _harmless(told: object) -> object:
-    """Whatever a template inserts, with control characters spelled out and lines kept."""
-    if isinstance(told, Markup) or not isinstance(told, str):
-        return told
-    return "\n".join(map(text.escape, told.split("\n")))
+    made = texts.environment()
+    made.filters |= {"code": _code, "ticks": _ticks, "md": _md}
+    made.globals |= {"verdict": wording.verdict, "change": lambda effect: wording.changes([effect])[0]}
+    return made
 
 
 def _data(name: str) -> str:
-    return (_DATA / name).read_text(encoding="utf-8")
+    return (FOLDER / "report" / name).read_text(encoding="utf-8")
 
 
 def _ticks(told: str) -> Markup:
     """Text with code between backticks, for HTML."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(_harmless(told)))))  # noqa: S704 (escaped)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(texts.harmless(told)))))  # noqa: S704 (escaped)
 
 
 def _code(told: object) -> str:

@@ -11,16 +11,16 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from gpurun.compare import group
+from gpurun.data import FOLDER
 from gpurun.report.view import RunView
 from gpurun.text import metric_name
 
-_DATA = Path(__file__).resolve().parents[1] / "data" / "report"
+_DATA = FOLDER / "report"
 _VEGA_LITE = "6.4"
 _MOST_ROWS = 60  # of a chart of effects
 _MOST_FACETS = 4
@@ -95,42 +95,34 @@ class Drawing:
 
     def distribution(self, run: RunView, description: str) -> Markup:
         """The share of requests that took at most so long."""
-        labels = run.labels[:_MOST_FACETS]
-        points = [point for point in run.requests.points if point["label"] in labels]
-        looks = _looks(run, {point["variant"] for point in points})
-        return self._draw(
-            "distribution", "Distribution of latencies", description, points=points, labels=labels, **looks
-        )
+        points = [{**point, "place": point["label"]} for point in run.requests.points]
+        return self._faceted("distribution", "Distribution of latencies", description, run, points)
 
     def rounds(self, run: RunView, description: str) -> Markup:
         """The primary metric by round."""
-        points = run.rounds()
-        hosts = len({point["host"] for point in points}) > 1
-        points = [{**p, "place": f"{p['label']} · {p['host']}" if hosts else p["label"]} for p in points]
-        places = list(dict.fromkeys(point["place"] for point in points))[:_MOST_FACETS]
-        return self._draw(
-            "rounds",
-            "Each round's measurement",
-            description,
-            points=[point for point in points if point["place"] in places],
-            places=places,
-            y=metric_name(run.report.rules.primary),
-            **_looks(run, {point["variant"] for point in points}),
-        )
+        points = [{**point, "place": point["label"]} for point in run.rounds()]
+        y = metric_name(run.report.rules.primary)
+        return self._faceted("rounds", "Each round's measurement", description, run, points, y=y)
 
     def telemetry(self, run: RunView, description: str) -> Markup:
         """Each sensor's mean by sample and round, without those that always say the same."""
-        hosts = len({point["host"] for point in run.sensors.points}) > 1
-        every = [
-            {**p, "place": metric_name(p["name"]) + (f" · {p['host']}" if hosts else "")} for p in run.sensors.points
-        ]
-        told = group(every, lambda p: p["place"])
-        moving = {place for place, mine in told.items() if len({p["value"] for p in mine}) > 1}
-        points = [point for point in every if point["place"] in moving] or every
+        told = group(run.sensors.points, lambda point: (point["host"], point["name"])).values()
+        moving = [point for mine in told if len({point["value"] for point in mine}) > 1 for point in mine]
+        points = [{**point, "place": metric_name(point["name"])} for point in moving or run.sensors.points]
+        return self._faceted("telemetry", "Sensors by round", description, run, points)
+
+    def _faceted(
+        self, name: str, title: str, description: str, run: RunView, points: list[dict[str, Any]], **more: Any
+    ) -> Markup:
+        """A picture for each place, on each host where there are several; the first few of them."""
+        if len({point.get("host") for point in points}) > 1:
+            points = [{**point, "place": f"{point['place']} · {point['host']}"} for point in points]
         places = list(dict.fromkeys(point["place"] for point in points))[:_MOST_FACETS]
-        looks = _looks(run, {point["variant"] for point in points})
-        points = [point for point in points if point["place"] in places]
-        return self._draw("telemetry", "Sensors by round", description, points=points, places=places, **looks)
+        shown, looks = (
+            [point for point in points if point["place"] in places],
+            _looks(run, {p["variant"] for p in points}),
+        )
+        return self._draw(name, title, description, points=shown, places=places, **looks, **more)
 
     def _draw(self, name: str, title: str, description: str, **values: Any) -> Markup:
         self._drawn += 1

@@ -19,6 +19,7 @@ from gpurun.compare import group, measured
 from gpurun.parsers import LOAD_SCHEMA, percentile
 from gpurun.samples import Sample
 from gpurun.store import RunStore
+from gpurun.text import to_number
 
 _MOST_FILES = 400
 _MOST_BYTES = 8 << 20  # of one file
@@ -75,7 +76,7 @@ def telemetry(store: RunStore, report: Assessment) -> Series:
         found: dict[str, list[float]] = {}
         for row in csv.DictReader(content.decode(errors="replace").splitlines()):
             for name, text in row.items():
-                value = None if _OF_A_GPU.sub("", str(name)) in _NO_SENSORS else _number(text)
+                value = None if _OF_A_GPU.sub("", str(name)) in _NO_SENSORS else to_number(text)
                 if value is not None:
                     found.setdefault(_OF_A_GPU.sub("GPU ", name), []).append(value)
         for name, numbers in sorted(found.items(), key=lambda one: not one[0].startswith("GPU")):
@@ -104,14 +105,6 @@ def _each(
         except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error):
             continue  # damaged or cut short: the sample's own numbers were taken when it was whole
     return done, len(having)
-
-
-def _number(text: object) -> float | None:
-    try:
-        value = float(str(text))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _short(value: float) -> float:

@@ -23,6 +23,7 @@ from gpurun.report.files import Series, latencies, telemetry
 from gpurun.samples import BASELINE
 from gpurun.store import RunStore
 from gpurun.text import duration, metric_name, metric_value, number, percent, plural
+from gpurun.tree import differences
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _QUANTILES = ("p50", "p90", "p99")
@@ -160,11 +161,6 @@ class RunView:
     def throughput(self) -> str:
         return next((name for name in self.metrics if name.endswith("_per_s")), "output_tok_per_s")
 
-    def tradeoff_sentence(self, points: Sequence[Mapping[str, Any]]) -> str:
-        """Which cases nothing beats."""
-        on = [f"{point['variant']} ({point['label']})" for point in points if point["pareto"]]
-        return f"On the Pareto line, where nothing else is faster at no more latency: {', '.join(on)}."
-
     def latency_rows(self) -> list[tuple[Case, list[float | None]]]:
         """For each measured case, the medians over its samples of each latency's percentiles."""
         names = [f"{name}_{part}_ms" for name in LATENCIES for part in _QUANTILES]
@@ -173,17 +169,6 @@ class RunView:
             for case in self._measured()
         ]
         return [(case, numbers) for case, numbers in rows if any(value is not None for value in numbers)]
-
-    def latency_sentence(self) -> str:
-        """Who waits longest for a first token."""
-        known = [(numbers[2], case) for case, numbers in self.latency_rows() if numbers[2] is not None]
-        if not known:
-            return "No tool reported the time to the first token."
-        (low, best), (high, worst) = min(known, key=lambda one: one[0]), max(known, key=lambda one: one[0])
-        return (
-            f"The 99th percentile of the time to the first token goes from {number(low)} ms ({best.variant} at "
-            f"{best.label}) to {number(high)} ms ({worst.variant} at {worst.label})."
-        )
 
     def rounds(self) -> list[dict[str, Any]]:
         """The primary metric of every sample that has it, in the order of the rounds."""
@@ -203,15 +188,6 @@ class RunView:
                 by_round = {number: value for (_, number), value in items}
                 found.append((case, host, by_round, stats.spread(list(by_round.values()))))
         return found
-
-    def rounds_sentence(self) -> str:
-        """How quiet the baseline is."""
-        spreads = [
-            spread for case, _, _, spread in self.rounds_table() if case.variant == BASELINE and spread is not None
-        ]
-        if not spreads:
-            return "There is no second round to tell how far the baseline varies."
-        return f"From round to round, the baseline varies by up to {100 * max(spreads):.2g} %."
 
     def sensor_sentence(self) -> str:
         """Which sensor moved most from the first round to the last."""
@@ -244,12 +220,8 @@ class RunView:
     def settings(self) -> dict[str, list[tuple[str, Any, Any]]]:
         """For each variant, what it asks for that the baseline does not: path, the baseline's value, its own."""
         server = {case["variant"]: case["settings"]["server"] for case in reversed(self.plan.get("cases", ()))}
-        flat = {variant: dict(_flat(settings)) for variant, settings in server.items()}
-        base = flat.pop(BASELINE, {})
-        return {
-            variant: [(p, base.get(p), mine.get(p)) for p in sorted({*base, *mine}) if base.get(p) != mine.get(p)]
-            for variant, mine in ((name, flat[name]) for name in self.variants if name in flat)
-        }
+        base = server.pop(BASELINE, {})
+        return {name: sorted(differences(base, server[name])) for name in self.variants if name in server}
 
     def memory(self) -> list[str]:
         """What was predicted of each server's memory, and what its engine reported."""
@@ -361,14 +333,6 @@ def _load(item: Mapping[str, Any]) -> str:
     many = f"{spec['requests']} requests" if spec.get("requests") else ""
     tool = f"{load.get('tool', '')} {load.get('version') or ''}".strip()
     return f"{item['label']}: " + ", ".join(part for part in (tool, pace, many, sizes) if part)
-
-
-def _flat(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(settings, Mapping) and settings:
-        for key, value in settings.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, settings
 
 
 def _median(numbers: Any) -> float | None:
