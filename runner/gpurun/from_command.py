@@ -31,44 +31,30 @@ _TEMPLATE = resources.files("gpurun") / "data" / "init" / "from_command.yml.txt"
 
 @dataclass
 class Launch:
-    """What a command says: settings of `server`, comments by path, what is left out, what has to be filled in."""
+    """What the words around a launcher say: settings of `server`, comments by path, what is left out, what has to be
+    filled in."""
 
     engine: Engine
-    version: str | None = None
+    version: str | None
+    prefix: list[str] = field(repr=False)  # as secrets may be in it
+    rest: list[str] = field(repr=False)
+    exported: dict[str, str] = field(repr=False)
     server: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    mounts: list[tuple[str, str]] = field(default_factory=list)
     comments: dict[tuple[str, ...], str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
 
-
-def campaign_from(text: str) -> tuple[str, Launch]:
-    """The campaign's YAML and what was understood. ConfigError where no server is launched."""
-    found = find_launch(text)
-    launch = Launch(load_engine(found.engine), found.version)
-    _Writer(launch, found.before, found.rest, found.exported).fill()
-    return _written(launch), launch
-
-
-@dataclass
-class _Writer:
-    """Fills a Launch from the words around the launcher."""
-
-    launch: Launch
-    prefix: list[str]
-    rest: list[str]
-    exported: dict[str, str]
-
     def fill(self) -> None:
-        engine = self.launch.engine
-        name = f"{engine.name}=={self.launch.version}" if self.launch.version else engine.name
-        self.launch.server["engine"] = name
-        self.model: dict[str, Any] = {}
-        self.mounts: list[tuple[str, str]] = []
+        engine = self.engine
+        name = f"{engine.name}=={self.version}" if self.version else engine.name
+        self.server["engine"] = name
         image = image_at(self.prefix)
         if image is not None:
             self.container(image)
         elif self.prefix and self.prefix[-1].startswith("/") and engine.command.binary and self.prefix[-1] != "-m":
-            self.launch.server["binary"] = self.prefix[-1]
+            self.server["binary"] = self.prefix[-1]
         elif self.prefix and "/" in self.prefix[-1]:
             self.leave(self.prefix[-1], "`server.binary` takes the absolute path of a program")
         self.environment(image)
@@ -77,14 +63,14 @@ class _Writer:
             order = ("hf", "revision", "path", "file", "name")
             if "hf" not in self.model and self.model.pop("revision", None):
                 self.leave("--revision", "it goes with a model of the hub")
-            self.launch.server["model"] = {key: self.model[key] for key in order if key in self.model}
+            self.server["model"] = {key: self.model[key] for key in order if key in self.model}
         keys = ("engine", "binary", "runtime", "image", "container", "model", "flags", "env", "secrets")
-        self.launch.server = {key: self.launch.server[key] for key in keys if self.launch.server.get(key)}
+        self.server = {key: self.server[key] for key in keys if self.server.get(key)}
 
     def container(self, image: int) -> None:
         """`docker run` as runtime, image and container."""
         words, known = self.prefix, LAUNCHES["container"]
-        server = self.launch.server
+        server = self.server
         container: dict[str, Any] = {}
         args: list[str] = []
         server["runtime"] = "podman" if "podman" in " ".join(words[:3]) else "docker"
@@ -92,7 +78,7 @@ class _Writer:
         self.open_value(("image",), words[image])
         if not re.search(r"(^|@)sha256:[0-9a-f]{64}$", words[image]):
             container["allow_tags"] = True
-            self.launch.comments[("image",)] = "a digest says which one: `docker image inspect` has it"
+            self.comments[("image",)] = "a digest says which one: `docker image inspect` has it"
         at = words.index("run") + 1
         while at < image:
             option, equals, value = words[at].partition("=")
@@ -154,19 +140,19 @@ class _Writer:
         for name, value in found.items():
             if _reveals(f"{name}={value}"):
                 if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-                    self.launch.server.setdefault("secrets", []).append(name)
+                    self.server.setdefault("secrets", []).append(name)
                 else:
                     self.leave(name, "a secret has a name in capitals; its value is not written")
             elif name.startswith("GPURUN_") or value in (f"${name}", f"${{{name}}}"):
                 self.leave(name, "its value is not in the command")
             else:
-                self.launch.server.setdefault("env", {})[name] = _verbatim(value)
+                self.server.setdefault("env", {})[name] = _verbatim(value)
                 self.open_value(("env", name), value)
 
     def flags(self) -> None:
         """The words after the launcher: the model, flags of the engine, and those that are gpurun's own."""
-        engine = self.launch.engine
-        version = nearest_version(engine.name, self.launch.version or engine.default_version)
+        engine = self.engine
+        version = nearest_version(engine.name, self.version or engine.default_version)
         catalogue = (
             shipped(engine.name, version) if version else Catalogue(engine=engine.name, version=None, options=[])
         )
@@ -201,13 +187,13 @@ class _Writer:
                 self.leave(self.rest[at], "it belongs to no flag")
             else:
                 self.take_model(self.rest[at])
-        self.launch.server["flags"] = found
+        self.server["flags"] = found
         for key, value in found.items():
             self.open_value(("flags", key), json.dumps(value, ensure_ascii=False))
 
     def flag(self, part: Part, key: str, values: Sequence[str]) -> tuple[str, Any]:
         """A flag as a key and value of the campaign."""
-        rules, option = self.launch.engine.flags, part.option
+        rules, option = self.engine.flags, part.option
         if not values:
             positive = next((name for name, negative in rules.negative.items() if negative == key), None)
             if positive is None and rules.false_form == "no" and key.startswith("no-"):
@@ -249,9 +235,9 @@ class _Writer:
         for source, target in self.mounts:
             if target and (text == target or text.startswith(f"{target}/")):
                 text = source + text[len(target) :]
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and self.launch.engine.model != "file" and not text.startswith("."):
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and self.engine.model != "file" and not text.startswith("."):
             self.model |= {"hf": text, "revision": self.model.get("revision", "main")}
-            self.launch.comments[("model", "revision")] = "a commit says what is measured; `main` moves"
+            self.comments[("model", "revision")] = "a commit says what is measured; `main` moves"
         elif text.startswith("/") and not OPEN.search(text):
             self.model["path"] = text
         else:
@@ -263,18 +249,26 @@ class _Writer:
 
     def fill_in(self, key: str, value: str, what: str) -> None:
         self.model[key] = value
-        self.launch.comments["model", key] = f"fill in: {what}"
-        self.launch.open.append(f"server.model.{key}")
+        self.comments["model", key] = f"fill in: {what}"
+        self.open.append(f"server.model.{key}")
 
     def open_value(self, path: tuple[str, ...], text: str) -> None:
         if OPEN.search(text):
-            self.launch.comments[path] = "fill in: the command takes it from elsewhere"
-            self.launch.open.append(".".join(["server", *path]))
+            self.comments[path] = "fill in: the command takes it from elsewhere"
+            self.open.append(".".join(["server", *path]))
 
     def leave(self, what: str, why: str) -> None:
         first, *rest = what.split() or [""]
         told = f"{_masked(first)} ..." if rest and _reveals(" ".join(rest)) else _masked(what)
-        self.launch.left_out.append(f"{told}: {why}")
+        self.left_out.append(f"{told}: {why}")
+
+
+def campaign_from(text: str) -> tuple[str, Launch]:
+    """The campaign's YAML and what was understood. ConfigError where no server is launched."""
+    found = find_launch(text)
+    launch = Launch(load_engine(found.engine), found.version, found.before, found.rest, found.exported)
+    launch.fill()
+    return _written(launch), launch
 
 
 def _reveals(text: str) -> bool:
