@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from gpurun import text, texts, wording
+from gpurun import started, text, texts, wording
 from gpurun.assess import Assessment, compare_runs
 from gpurun.data import FOLDER
 from gpurun.report import charts
@@ -62,6 +62,8 @@ def _templates() -> jinja2.Environment:
     made = texts.environment()
     made.filters |= {"code": _code, "ticks": _ticks, "md": _md}
     made.globals |= {"verdict": wording.verdict, "change": lambda effect: wording.changes([effect])[0]}
+    made.globals |= {"answers": wording.answers, "memory_lines": started.memory_lines}
+    made.globals |= {"circumstances": wording.circumstances, "confidence": wording.confidence}
     return made
 
 

@@ -28,7 +28,6 @@ from gpurun.tree import differences
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _QUANTILES = ("p50", "p90", "p99")
 LATENCIES = ("ttft", "tpot", "e2e")
-_MOST_SAMPLES = 500  # in the page's own table; all are in `gpurun export`
 
 
 @dataclass(frozen=True)
@@ -92,26 +91,10 @@ class RunView:
             found.append(Row(case, mine, medians, told, word))
         return found
 
-    def answers(self) -> list[tuple[str, str]]:
-        """One sentence for each benchmark and point."""
-        return list(wording.answers(self.report))
-
-    @property
-    def most_samples(self) -> int:
-        return _MOST_SAMPLES
-
     def hosts(self) -> list[tuple[str, str]]:
         """Each host in a line: GPUs, or else its processors."""
         known = {host: dict(host_facts(facts)) for host, facts in sorted(self.manifest.hosts.items())}
         return [(host, facts.get("GPUs") or facts["processors"]) for host, facts in known.items()]
-
-    def circumstances(self) -> str:
-        """Such as `5 rounds, interleaved · 2 hosts`."""
-        return " · ".join(wording.circumstances(self.report, self.report.cases))
-
-    def confidence(self) -> str:
-        """Of the intervals, such as `99 %`."""
-        return wording.confidence(self.report.effects).strip(" []")
 
     def took(self) -> str:
         """How long the run lasted, as far as it has ended."""
@@ -223,10 +206,6 @@ class RunView:
         base = server.pop(BASELINE, {})
         return {name: sorted(differences(base, server[name])) for name in self.variants if name in server}
 
-    def memory(self) -> list[str]:
-        """What was predicted of each server's memory, and what its engine reported."""
-        return list(started.memory_lines(self.report.samples))
-
     def fingerprint(self) -> list[tuple[str, str]]:
         """What was measured, with what, on what."""
         engines = ", ".join(f"{name} {version}" for name, version in sorted(self.manifest.engines.items()))
@@ -302,25 +281,17 @@ def failure_classes() -> dict[str, dict[str, str]]:
 
 def host_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What a reader wants to know of a host."""
-    host = facts.get("host") or {}
-    for (name, memory), gpus in group(
-        facts.get("gpus") or (), lambda g: (g.get("name"), g.get("memory_total_mib"))
-    ).items():
+    host, driver = facts.get("host") or {}, facts.get("driver")
+    cards = group(facts.get("gpus") or (), lambda gpu: (gpu.get("name"), gpu.get("memory_total_mib")))
+    for (name, memory), gpus in cards.items():
         yield "GPUs", f"{len(gpus)} {_TIMES} {name}, {number(memory)} MiB"
-    driver = facts.get("driver")
     yield "driver", str(driver.get("version", driver) if isinstance(driver, dict) else driver or "")
-    memory = host.get("memory_bytes")
     cpus = f"{host.get('cpus', '?')} {_TIMES} {host.get('cpu_model') or host.get('arch') or 'processor'}"
+    memory = host.get("memory_bytes")
     yield "processors", cpus + (f", {memory / 2**30:.0f} GiB" if memory else "")
     system = host.get("os")
-    yield (
-        "system",
-        ", ".join(
-            str(x)
-            for x in ((system or {}).get("name") if isinstance(system, dict) else system, host.get("kernel"))
-            if x
-        ),
-    )
+    name = (system or {}).get("name") if isinstance(system, dict) else system
+    yield "system", ", ".join(str(told) for told in (name, host.get("kernel")) if told)
 
 
 def _load(item: Mapping[str, Any]) -> str:
