@@ -8,12 +8,7 @@ from gpurun.fit.others import llamacpp, trtllm, vllm
 from gpurun.fit.question import Answer, Fit, Question
 from gpurun.fit.sglang import sglang
 
-_BUDGETS: dict[str, Callable[[Question], Answer]] = {
-    "sglang": sglang,
-    "vllm": vllm,
-    "llamacpp": llamacpp,
-    "trtllm": trtllm,
-}
+_BUDGETS: dict[str, Callable[[Question], Answer]] = {each.__name__: each for each in (sglang, vllm, llamacpp, trtllm)}
 
 
 def has_budget(engine: str) -> bool:

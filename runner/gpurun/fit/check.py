@@ -83,10 +83,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield _unknown("a flag has a value that it cannot be worked out from")
         return
     own = override(question, found)
-    told: dict[str, Any] = {
-        "source": f"data/fit/{subject.engine}.yml",
-        "flags": ("mem_fraction_static",) if own else (),
-    }
+    flags = ("mem_fraction_static",) if own else ()
+    told: dict[str, Any] = {"source": f"data/fit/{subject.engine}.yml", "flags": flags}
     if found.fits is None and question.sizes is None and subject.engine in _SURE:
         name = subject.model.get("path") or subject.model.get("name")
         message = f"nothing is known of `{name}`: whether it fits is not predicted"
@@ -106,13 +104,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         advice = "leave it out, unless it is what this variant tests"
         yield Finding(rule="override", severity="note", message=own, advice=advice, **told)
     if found.fits:
-        yield Finding(
-            rule="fit",
-            severity="note",
-            message=sentence(question, found, subject.length),
-            advice=_basis(question, found),
-            **told,
-        )
+        said = sentence(question, found, subject.length)
+        yield _fit(severity="note", message=said, advice=_basis(question, found), **told)
 
 
 def _certain(question: Question, found: Fit) -> bool:
@@ -143,12 +136,8 @@ def _draft(values: Mapping[str, Any]) -> str | None:
 
 
 def _unknown(why: str) -> Finding:
-    return Finding(
-        rule="fit",
-        severity="warn",
-        message=f"what fits is not predicted: {why}",
-        advice="correct it, unless it is meant",
-    )
+    message = f"what fits is not predicted: {why}"
+    return _fit(severity="warn", message=message, advice="correct it, unless it is meant")
 
 
 def _settings(engine: str, argv: Sequence[str]) -> Settings:
@@ -160,11 +149,5 @@ def _sizes(model: Mapping[str, Any]) -> Sizes | None:
         return None
     try:
         return sizes_of(model, str(model.get("name") or ""))
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-    ):  # of a kind not seen yet
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # of a kind not seen yet
         return None

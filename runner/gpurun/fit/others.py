@@ -22,7 +22,7 @@ def vllm(question: Question) -> Answer:
         return answer
     total = question.total_gib or gpus.cuda_gib or gpus.memory_mib / 1024 - data["driver_gib"]
     fraction = question.get("fraction", rule["fraction"])
-    answer.values |= {"fraction": fraction, "total_gib": total, "context": question.context}
+    answer.values.update(fraction=fraction, total_gib=total, context=question.context)
     cell = weights_and_cell(answer, _vllm_cell)
     batch, sequences = _vllm_batch(question, rule, gpus)
     answer.values["running_requests"] = sequences
@@ -43,7 +43,7 @@ def vllm(question: Question) -> Answer:
     rest = available - total * (1 - fraction) - graphs
     if question.get("kv_bytes"):
         rest = question.get("kv_bytes") / GIB
-    answer.values |= {"available_gib": available, "rest_gib": rest, "fits": rest > 0}
+    answer.values.update(available_gib=available, rest_gib=rest, fits=rest > 0)
     if min(question.free_gib, default=total) < total * fraction:
         answer.values["fits"] = False
         free = min(question.free_gib)
@@ -53,7 +53,7 @@ def vllm(question: Question) -> Answer:
         page = question.get("page")
         tokens = max(0, int(rest * GIB / cell) // page * page)
         wanted = question.context if question.values.get("context", 0) is not None else None
-        answer.values |= {"kv_tokens": tokens, "fits": tokens > 0 and tokens >= (wanted or 0)}
+        answer.values.update(kv_tokens=tokens, fits=tokens > 0 and tokens >= (wanted or 0))
     if rest > available:
         answer.values["fits"] = False
         answer.notes.append(f"a cache of {rest:.1f} GiB is asked for, and {available:.1f} GiB are left for it")
@@ -92,7 +92,7 @@ def llamacpp(question: Question) -> Answer:
     total = question.total_gib
     if total is None:
         total = gpus.count * gpus.memory_mib / 1024 if gpus else question.host_gib
-    answer.values |= {"total_gib": total, "context": question.context}
+    answer.values.update(total_gib=total, context=question.context)
     if sizes is None:
         return answer
     held, layers = 1.0, sizes.full + sizes.window + sizes.state
@@ -108,7 +108,7 @@ def llamacpp(question: Question) -> Answer:
         if question.get("window_full") or not sizes.full:  # all layers, or the file does not tell which
             kept = length
         cell = held * (sizes.full * full + sizes.window * window * min(length, kept) / length)
-    answer.values |= {"weights_gib": weights, "kv_bytes_per_token": math.ceil(cell) or None}
+    answer.values.update(weights_gib=weights, kv_bytes_per_token=math.ceil(cell) or None)
     if total is None or not cell:
         answer.notes += [sizes.unknown] if sizes.unknown else []
         return answer
@@ -117,11 +117,7 @@ def llamacpp(question: Question) -> Answer:
     wanted, room = question.context, int(available * GIB / cell)
     rest = available - (wanted or 0) * cell / GIB
     shrinks = gpus is not None and question.get("shrink") == "on" and not question.values.get("context")
-    answer.values |= {
-        "available_gib": available,
-        "rest_gib": rest,
-        "fits": room > 0 if shrinks else room >= (wanted or 1),
-    }
+    answer.values.update(available_gib=available, rest_gib=rest, fits=room > 0 if shrinks else room >= (wanted or 1))
     answer.values["kv_tokens"] = min(wanted or room, max(0, room)) if shrinks else wanted or max(0, room)
     answer.values["running_requests"] = question.get("max_running")
     return answer
@@ -132,11 +128,7 @@ def trtllm(question: Question) -> Answer:
     total = question.total_gib
     if total is None and question.gpus is not None:
         total = question.gpus.memory_mib / 1024 - overhead(question)
-    answer.values |= {
-        "total_gib": total,
-        "fraction": question.get("fraction", rule["fraction"]),
-        "context": question.context,
-    }
+    answer.values.update(total_gib=total, fraction=question.get("fraction", rule["fraction"]), context=question.context)
     cell = weights_and_cell(answer, _vllm_cell)
     available = question.available_gib
     if available is None and total is not None and answer.values.get("weights_gib") is not None:
@@ -145,11 +137,6 @@ def trtllm(question: Question) -> Answer:
         return answer
     rest = available * answer.values["fraction"]
     tokens = max(0, int(rest * GIB / cell)) if cell else None
-    answer.values |= {
-        "available_gib": available,
-        "rest_gib": rest,
-        "kv_tokens": tokens,
-        "fits": rest > 0 and tokens != 0,
-    }
+    answer.values.update(available_gib=available, rest_gib=rest, kv_tokens=tokens, fits=rest > 0 and tokens != 0)
     answer.notes.append("activations are not counted: TensorRT-LLM measures them itself")
     return answer

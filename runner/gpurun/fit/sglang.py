@@ -30,12 +30,9 @@ def sglang(question: Question) -> Answer:
     total = question.total_gib
     if total is None and gpus is not None:
         total = gpus.memory_mib / 1024 - overhead(question)
-    answer.values |= {
-        "default_mem_fraction_static": default,
-        "fraction": fraction,
-        "total_gib": total,
-        "context": question.context,
-    }
+    answer.values.update(
+        default_mem_fraction_static=default, fraction=fraction, total_gib=total, context=question.context
+    )
     cell = weights_and_cell(answer, _sglang_cell)
     available = question.available_gib
     weights = answer.values.get("weights_gib")
@@ -47,12 +44,9 @@ def sglang(question: Question) -> Answer:
     if available is None or total is None or fraction is None:
         return answer
     rest = available - total * (1 - fraction)
-    answer.values |= {
-        "available_gib": available,
-        "rest_gib": rest,
-        "min_mem_fraction_static": max(0.0, 1 - available / total),
-        "fits": rest > 0,
-    }
+    answer.values.update(
+        available_gib=available, rest_gib=rest, min_mem_fraction_static=max(0.0, 1 - available / total), fits=rest > 0
+    )
     if cell and sizes is not None:
         pool = rest
         if sizes.state:
@@ -66,11 +60,7 @@ def sglang(question: Question) -> Answer:
         tokens = int(pool * GIB) // max(1, int(cell)) if cell >= 1 else 0
         tokens = min(tokens, question.get("max_tokens") or tokens)
         tokens = max(0, tokens // question.get("page") * question.get("page"))
-        answer.values |= {
-            "kv_tokens": tokens,
-            "fits": tokens > 0,
-            "running_requests": _requests(question, rule, tokens),
-        }
+        answer.values.update(kv_tokens=tokens, fits=tokens > 0, running_requests=_requests(question, rule, tokens))
     if default is not None and default <= 0:
         answer.values["fits"] = False
         answer.notes.append("what SGLang reserves for such prefills and graphs is more than the card has")

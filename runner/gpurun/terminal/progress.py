@@ -118,15 +118,8 @@ class Progress:
         rows = []
         for name in names[:_MOST_HOSTS]:
             doing, last = self._active.get(name), self._last.get(name, "")
-            state = (
-                f"{doing.stage} {duration(now - doing.since)}"
-                if doing
-                else "out"
-                if last == _LOST
-                else "waiting"
-                if self.samples
-                else ""
-            )
+            idle = "out" if last == _LOST else "waiting" if self.samples else ""
+            state = f"{doing.stage} {duration(now - doing.since)}" if doing else idle
             told = (name, state, doing.sample if doing else "", last, shorten(doing.detail, 120) if doing else "")
             rows.append(HostRow(*map(escape, told)))
         more = len(names) - _MOST_HOSTS
