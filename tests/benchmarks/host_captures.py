@@ -19,7 +19,7 @@ import ansible.module_utils
 
 ansible.module_utils.__path__.append(str(Path(__file__).parents[2] / "roles" / "facts" / "module_utils"))
 
-from ansible.module_utils.gpurun_smi_text import parse_csv, parse_failure, parse_list  # noqa: E402
+from ansible.module_utils.gpurun_smi_text import parse_csv, parse_failure, parse_list, parse_query  # noqa: E402
 from ansible.module_utils.gpurun_smi_topology import parse_topology  # noqa: E402
 from ansible.module_utils.gpurun_smi_values import is_error, text  # noqa: E402
 from ansible.module_utils.gpurun_smi_xml import parse_xml  # noqa: E402
@@ -40,6 +40,18 @@ def read_topology(output: str, promise: str) -> Reading:
     nics = [place["nearest_nics"] for place in topology["gpus"].values() if place["nearest_nics"]]
     said = f"{len(gpus)} GPUs, links {'/'.join(words)}, nvlink {topology['nvlink']}, NUMA {topology['numa_nodes']}"
     return said + (f", nearest NICs {nics}" if nics else ""), wrong + promised_count(promise, len(gpus))
+
+
+def read_query(output: str, promise: str) -> Reading:
+    """As many GPUs as the log says are attached, each with address and name; versions as promised."""
+    driver, gpus = parse_query(output)
+    wrong = promised_count(promise, len(gpus)) + promised_versions(promise, driver)
+    wrong += [
+        f"{gpu['index']}: no name or address" for gpu in gpus if not (gpu["pci_bus_id"] and gpu.get("Product Name"))
+    ]
+    if driver["attached_gpus"] != len(gpus):
+        wrong.append(f"{driver['attached_gpus']} attached, {len(gpus)} read")
+    return f"{driver}, {[gpu['pci_bus_id'] for gpu in gpus]}", wrong
 
 
 def read_xml(output: str, promise: str) -> Reading:
@@ -120,6 +132,7 @@ READERS: tuple[tuple[str, Callable[[str, str], Reading]], ...] = (
     ("-q -x", read_xml),
     ("--query-gpu", read_csv),
     ("-L", read_list),
+    ("-q", read_query),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.gpurun_smi_text import parse_csv, parse_failure, parse_list
+from ansible.module_utils.gpurun_smi_text import parse_csv, parse_failure, parse_list, parse_query
 from ansible.module_utils.gpurun_smi_topology import parse_topology
 from ansible.module_utils.gpurun_smi_values import bus_id, is_error, number, switch, text, whole
 from ansible.module_utils.gpurun_smi_xml import SmiFormatError, parse_xml
@@ -141,6 +141,38 @@ def test_csv_by_column_with_units_in_header_or_cells() -> None:
     (row,) = parse_csv(head + "0, Tesla P4, 7611 MiB, 22.50 W, ERR!\n")
     assert (row["memory.total"], row["power.draw"], row["temperature.gpu"]) == ("7611 MiB", "22.50 W", None)
     assert parse_csv("") == [] and parse_csv("No devices were found\n") == []
+
+
+def test_plain_query_outline() -> None:
+    output = """
+==============NVSMI LOG==============
+
+Driver Version                            : 570.10
+CUDA Version                              : 12.8
+
+Attached GPUs                             : 2
+GPU 00000000:17:00.0
+    Product Name                          : NVIDIA L4
+    FB Memory Usage
+        Total                             : 23034 MiB
+    Clocks Event Reasons
+        HW Slowdown                       : Not Active
+            HW Thermal Slowdown           : Active
+        Sync Boost                        : N/A
+
+GPU 00000000:65:00.0
+    Product Name                          : NVIDIA L4
+"""
+    driver, gpus = parse_query(output)
+    assert driver == {"version": "570.10", "cuda_version": "12.8", "attached_gpus": 2}
+    assert [gpu["pci_bus_id"] for gpu in gpus] == ["0000:17:00.0", "0000:65:00.0"]
+    first: dict[str, Any] = dict(gpus[0])
+    assert first["FB Memory Usage"] == {"Total": "23034 MiB"}
+    assert first["Clocks Event Reasons"] == {
+        "HW Slowdown": "Not Active",
+        "HW Thermal Slowdown": "Active",
+        "Sync Boost": None,
+    }
 
 
 def test_list_with_mig() -> None:

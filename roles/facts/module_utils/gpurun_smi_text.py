@@ -1,4 +1,4 @@
-"""The text forms of nvidia-smi: `--query-gpu` CSV, `-L`, and what it says when it fails. Pure."""
+"""The text forms of nvidia-smi: `--query-gpu` CSV, plain `-q`, `-L`, and what it says when it fails. Pure."""
 
 from __future__ import annotations
 
@@ -33,6 +33,42 @@ def parse_csv(output: str) -> list[dict[str, str | None]]:
             entry[name] = f"{value} {unit}" if bare else value
         table.append(entry)
     return table
+
+
+def parse_query(output: str) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """Plain `nvidia-smi -q` -> driver, and per GPU what is in the indented outline, nested by its headings.
+
+    Each GPU also has `pci_bus_id` (the kernel's form) and `index`.
+    """
+    driver: dict[str, object] = {"version": None, "cuda_version": None, "attached_gpus": None}
+    names = {"Driver Version": "version", "CUDA Version": "cuda_version", "Attached GPUs": "attached_gpus"}
+    gpus: list[dict[str, object]] = []
+    stack: list[tuple[int, dict[str, object]]] = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        indent = len(line) - len(line.lstrip())
+        key, colon, value = (part.strip() for part in line.partition(" : "))
+        if indent == 0:
+            if re.match(r"^GPU [0-9A-Fa-f]{4,8}:", line):
+                gpu: dict[str, object] = {"index": len(gpus), "pci_bus_id": bus_id(line.split()[1])}
+                gpus.append(gpu)
+                stack = [(0, gpu)]
+            elif key in names:
+                number = text(value)
+                driver[names[key]] = int(number) if key == "Attached GPUs" and number else number
+            continue
+        if not stack:
+            continue
+        while len(stack) > 1 and stack[-1][0] >= indent:
+            stack.pop()
+        if colon:
+            stack[-1][1][key] = text(value)
+        else:
+            section: dict[str, object] = {}
+            stack[-1][1][key] = section
+            stack.append((indent, section))
+    return driver, gpus
 
 
 _GPU_LINE = re.compile(r"^GPU (\d+): (.+?) \(UUID: ([^)\s]+)\)")
