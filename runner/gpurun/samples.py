@@ -8,9 +8,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 SAMPLE_SCHEMA: Final = "gpurun.sample/1"
 BASELINE: Final = "baseline"
-REPEATED: Final = (
-    "each load is measured {} times on one server: a round is their mean, as a server's luck is in all of them"
-)
+REPEATED: Final = "each load is measured {} times on one server, which counts once: they do not see how starts differ"
 AGAIN: Final = "baseline-again"  # the second baseline of `compare.noise_floor`, which is no variant of the file
 
 FailureClass = Literal[

@@ -246,7 +246,9 @@ def test_repeats_are_on_one_server_with_other_prompts() -> None:
     assert own[0].server["life_s"] - next(s for s in once.samples if s.start).server["life_s"] == 3 * 600
     first = {s.id: s.content for s in once.samples}
     assert first == {s.id: s.content for s in twice.samples if s.repeat == 1}  # they are what they were without
-    assert "a round is their mean" in render_plan(twice) and "a round is their mean" not in render_plan(once)
+    assert "do not see how starts differ" in render_plan(twice) and "do not see how starts differ" not in render_plan(
+        once
+    )
     assert render_plan(twice).count("load chat@1") == render_plan(once).count("load chat@1")
 
 
