@@ -235,9 +235,23 @@ class Remote:
         raise AssertionError("a store is tried at least once")
 
 
-def locate(results_dir: Path, reference: str, url: str | None, secrets: Sequence[str] = ()) -> RunStore:
-    """A run of the results directory, or of the store where one is given: `gpurun VERB --store URL RUN`."""
-    return Remote(url).find(results_dir, reference, secrets) if url else find(results_dir, reference, secrets)
+def locate(results_dir: Path, reference: str, url: str | None) -> RunStore:
+    """A run of the store where one is given, else, or where that does not have it, of the results directory."""
+    with contextlib.suppress(NoSuchRunError):
+        if url:
+            return Remote(url).find(results_dir, reference)
+    return find(results_dir, reference)
+
+
+def bring_up_to_date(run: RunStore, url: str) -> None:
+    """Have the store at `url` hold what it lacks of a run: of a copy, only the report on all its parts."""
+    known, remote = run.manifest, Remote(url)
+    if known.copy_of is not None:
+        reports = {name: (run.directory / name).read_bytes() for name in ("report.html", "report.md")}
+        remote.put(f"{known.campaign}/{known.run}", reports)
+    else:
+        run.set_status(known.status, ended_at=known.ended_at, exit_code=known.exit_code, store=remote.url)
+        remote.push(run)
 
 
 def _connect(url: str) -> AbstractFileSystem:

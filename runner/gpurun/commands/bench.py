@@ -54,8 +54,10 @@ def command(
     else:
         terminal.show(results_table(done.report))
         terminal.message(f"results: {done.store.directory}\nreport:  {done.store.directory / 'report.html'}")
-    if done.not_stored:
-        where = done.store.manifest.store
+    where = done.store.manifest.store
+    if where and not done.not_stored:
+        terminal.message(f"store:   {where}")
+    elif where:
         terminal.message(f"error: not all of this run is in the results store: {done.not_stored}\n  --> {where}")
         terminal.message(f"hint: `gpurun report {done.document['run']['id']} --store {where}` pushes the rest")
     return int(done.exit_code)

@@ -12,6 +12,7 @@ import click
 from gpurun import started
 from gpurun.assess import Assessment, assess
 from gpurun.commands import options
+from gpurun.remote import Remote, locate
 from gpurun.result import document
 from gpurun.store import find, list_runs, name_run
 from gpurun.terminal import Terminal
@@ -20,6 +21,7 @@ from gpurun.terminal.tables import results_table, runs_table
 
 @click.group("runs", invoke_without_command=True)
 @options.results("results")
+@options.store("those of this results store")
 @options.as_json
 @click.option("--campaign", metavar="PATTERN", help="only of these campaigns, such as `nightly*`")
 @click.option(
@@ -33,6 +35,7 @@ from gpurun.terminal.tables import results_table, runs_table
 def command(
     context: click.Context,
     results: Path,
+    store: str | None,
     as_json: bool,
     campaign: str | None,
     status: str | None,
@@ -40,13 +43,13 @@ def command(
     last: int | None,
 ) -> None:
     """List stored runs, newest first; `show` prints one again."""
-    context.obj = results, as_json
+    context.obj = results, as_json, store
     if context.invoked_subcommand is not None:
         return
     from_then = since.isoformat() if since else ""
     runs = [
         run
-        for run in list_runs(results)
+        for run in (Remote(store).runs() if store else list_runs(results))
         if fnmatchcase(run.campaign, campaign or "*")
         and status in (None, run.status)
         and (run.started_at or "") >= from_then
@@ -56,19 +59,20 @@ def command(
     elif runs:
         Terminal().show(runs_table(runs))
     else:
-        told = f"no such runs in {results}" if any((campaign, status, since)) else f"no runs in {results}"
+        told = f"no{' such' if any((campaign, status, since)) else ''} runs in {store or results}"
         Terminal().message(f"{told}; `gpurun bench --config FILE` makes one")
 
 
 @command.command("show")
 @click.argument("run")
 @options.results(None)
+@options.store("a run of this results store: it is fetched")
 @options.as_json
 @click.pass_context
-def show(context: click.Context, run: str, results: Path | None, as_json: bool) -> None:
+def show(context: click.Context, run: str, results: Path | None, store: str | None, as_json: bool) -> None:
     """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
-    folder, json_too = context.obj  # options may stand before or after `show`
-    show_run(_typed(context, results) or folder, run, as_json or json_too)
+    folder, json_too, url = context.obj  # options may stand before or after `show`
+    show_run(_typed(context, results) or folder, run, as_json or json_too, store or url)
 
 
 @command.command("name")
@@ -90,9 +94,9 @@ def _typed(context: click.Context, results: Path | None) -> Path | None:
     return results if by_hand else None
 
 
-def show_run(results_dir: Path, reference: str, as_json: bool) -> Assessment:
+def show_run(results_dir: Path, reference: str, as_json: bool, url: str | None = None) -> Assessment:
     """Judge a stored run anew, print it, and return its assessment."""
-    store = find(results_dir, reference)
+    store = locate(results_dir, reference, url)
     manifest, directory = store.manifest, store.directory
     settings = store.settings()
     judged = assess(store.plan, store.samples(), directory, settings=settings)
