@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gpurun import slices
 from gpurun.errors import NoSuchRunError, NotReadyError
@@ -153,11 +153,12 @@ class Remote:
                     for name, content in files.items():
                         (there / safe_name(name, "file")).write_bytes(content)
         manifest = slices.merge_manifests([known for _, known in parts]).model_copy(update={"copy_of": self.url})
-        (place / "campaign.yml").write_bytes(texts[-1])
-        (place / "plan.json").write_text(json.dumps(slices.merge_plans(plans), indent=1), encoding="utf-8")
-        lines = [json.dumps(event, sort_keys=True) + "\n" for event in sorted(events, key=lambda one: one["time"])]
-        (place / "events.jsonl").write_text("".join(lines), encoding="utf-8")
-        (place / "manifest.json").write_text(manifest.model_dump_json(by_alias=True, indent=1), encoding="utf-8")
+        whole = RunStore(place)
+        whole.write_manifest(manifest)
+        whole.write_campaign(texts[-1].decode())
+        whole.write_plan(slices.merge_plans(plans))
+        for event in sorted(events, key=lambda one: float(one["time"])):
+            whole.append_event(event)
 
     def _parts(self, campaign: str, run: str) -> list[tuple[str, Manifest]]:
         """The parts of a run and their manifests, by the time they began."""
@@ -181,7 +182,7 @@ class Remote:
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
     def _push_folder(self, place: Path, names: Collection[str], target: str) -> int:
-        files = {name: (place / name).read_bytes() for name in names if (place / name).is_file()}
+        files = {name: (place / name).read_bytes() for name in sorted(names) if (place / name).is_file()}
         wanted, there = {name: _sha256(content) for name, content in files.items()}, self._listing(target)
         if there == wanted:
             return 0
@@ -212,7 +213,7 @@ class Remote:
 
     def _path(self, *names: str) -> str:
         address = urlsplit(self.url)
-        root = f"{address.netloc}{address.path}" if address.scheme == "s3" else address.path
+        root = f"{address.netloc}{address.path}" if address.scheme == "s3" else unquote(address.path)
         return "/".join([root.rstrip("/"), *filter(None, names)])
 
     def _retry(self, action: Callable[[AbstractFileSystem], _T], *, absent: _T | None = None) -> _T:

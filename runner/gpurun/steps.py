@@ -28,6 +28,7 @@ from gpurun.tree import map_texts
 SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
 _RETRIED = ("port_in_use", "gpu_busy")  # by itself, once
+_LAST_TRIES = 5  # to bring what is left to the results store at the end
 _LEASE_SLACK_S = 60.0  # for a server to end after its life
 
 
@@ -238,7 +239,7 @@ def close_run(
     store.write_result(document)
     store.set_status(status, now=time.time(), exit_code=int(code))
     write_report(store, report)
-    why = push(store, tries=1 if broken == "interrupted" and cut_short else 5)
+    why = push(store, tries=_LAST_TRIES if cut_short is None else 1)
     if why and code == ExitCode.DONE:
         code = ExitCode.NOT_READY
         store.set_status(status, now=time.time(), exit_code=int(code))

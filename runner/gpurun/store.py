@@ -79,7 +79,7 @@ class RunStore:
             directory.mkdir(parents=True)
         store = cls(directory, secrets)
         store.write_campaign(campaign_text)
-        store._write("manifest.json", store._json(manifest))
+        store.write_manifest(manifest)
         return store
 
     @classmethod
@@ -114,6 +114,10 @@ class RunStore:
         ended = None if status == "running" or now is None else iso(now)
         fields = {"status": status, "ended_at": ended, "exit_code": None, **changes}
         manifest = Manifest.model_validate({**self.manifest.model_dump(by_alias=True), **fields})
+        self.write_manifest(manifest)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """The manifest, in place of an earlier one."""
         self._write("manifest.json", self._json(manifest), keep=False)
 
     def write_campaign(self, text: str) -> None:
