@@ -124,6 +124,6 @@ def record(event: Event, now: float) -> dict[str, Any]:
     """An event as one JSON object for `events.jsonl`. A finished sample is named, not repeated: it has its own file."""
     known = {"time": round(now, 3), "event": type(event).__name__, **asdict(event)}
     if isinstance(event, SampleFinished):
-        sample = known.pop("sample")
+        sample, _ = known.pop("sample"), known.pop("number")
         known |= {"status": sample.status, "failure": sample.failure.klass if sample.failure else None}
     return known

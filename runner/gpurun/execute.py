@@ -94,7 +94,6 @@ class _Run(Session):
     _options: BenchOptions = BenchOptions()
     _home: dict[str, events.Where] = field(default_factory=dict)  # each host's latest sample that is home
     _away: dict[str, float] = field(default_factory=dict)  # since when a host does not answer
-    _aside: list[Sample] = field(default_factory=list)  # to be measured again
     _quarantined: dict[str, str] = field(default_factory=dict)  # hosts whose GPU memory is not back: why
 
     def whole(self) -> BenchResult:
@@ -104,7 +103,7 @@ class _Run(Session):
         if self._options.resume is not None:
             earlier = opening.find_earlier(results_dir, self._options.resume, url, self._secrets)
         facts = self._preflight(loads=True)
-        store, plan, kept = opening.begin(
+        store, began, notices = opening.begin(
             self._campaign,
             self._cases,
             facts,
@@ -118,13 +117,9 @@ class _Run(Session):
             retry_failed=self._options.retry_failed,
         )
         self._store, hosts = store, tuple(facts)
-        todo, about = sum(one.refused is None for one in plan.samples) - kept, str(store.directory)
-        self._emit(
-            events.RunStarted(
-                plan.run, plan.campaign, about, plan.rounds, todo, hosts, estimate_s=plan.estimate.total_s, reused=kept
-            )
-        )
-        self._tell(plan.findings)
+        self._show(began)
+        for notice in notices:
+            self._show(notice)
         try:
             if any(steps.pending(store, host) for host in hosts):
                 self._prepare(hosts)
@@ -140,7 +135,7 @@ class _Run(Session):
         if self._interrupts.count > 1:
             raise self._cut_short(self._interrupted())
         closed = steps.close_run(store, fail_on=self._options.fail_on, host_failed=bool(self._lost))
-        self._emit(events.RunFinished("done", int(closed.exit_code)))
+        self._show(events.RunFinished("done", int(closed.exit_code)))
         return BenchResult(store, *closed)
 
     def _measure(self, hosts: Sequence[str]) -> None:
@@ -173,7 +168,7 @@ class _Run(Session):
         """Start the next round of a host; nothing if it is done, or lost."""
         pending = steps.pending(self._store, host)
         if host in self._lost:
-            self._put_back(host)
+            steps.settle(self._store, host, over=True)
             self._skip_lost(steps.pending(self._store, host))
         if not pending or host in self._lost:
             return {}
@@ -202,27 +197,8 @@ class _Run(Session):
             raise HostError(f"the playbook could not run: {outcome.output.strip() or outcome.status}")
         # Last, and only on a host that goes on: what is set aside is not the sample that broke, nor lost with its host.
         if outcome.status != "canceled" and host not in self._lost and host not in outcome.unreachable:
-            self._repeat(turn)
-
-    def _repeat(self, turn: _Turn) -> None:
-        """Have what may have passed measured again; what was measured stands where the second try has failed."""
-        home = {sample.id: sample for sample in self._store.samples()}
-        for first in [first for first in self._aside if first.host == turn.host]:
-            again = home.get(first.id)
-            if again is not None:
-                self._aside.remove(first)
-                if again.failure is not None and first.failure is None:
-                    self._store.put_back(first)
-        for sample in steps.repeat_passing(self._store, turn.host, turn.number):
-            self._aside.append(sample)
-            why = sample.failure.klass if sample.failure else "; ".join(sample.taints)
-            self._emit(events.Notice(f"{sample.variant} is measured again, the first time is kept: {why}", turn.host))
-
-    def _put_back(self, host: str | None = None) -> None:
-        """What was to be measured again, and will not be in this run (on this host), is what it was."""
-        for sample in [sample for sample in self._aside if host in (None, sample.host)]:
-            self._aside.remove(sample)
-            self._store.put_back(sample)
+            for notice in steps.end_round(self._store, host, turn.number):
+                self._show(notice)
 
     def _on_task(self, event: TaskEvent, waiting: list[dict[str, Any]]) -> None:
         task = event.task.rpartition(" : ")[2]
@@ -236,7 +212,7 @@ class _Run(Session):
             return
         if not waiting:
             return
-        where = _where(waiting[0])
+        where = steps.where(waiting[0])
         if event.kind in ("ok", "retry") and task in _STAGES:
             self._away.pop(event.host, None)  # it answers again
         if event.kind == "start" and task in _STAGES:
@@ -249,7 +225,7 @@ class _Run(Session):
             planned = waiting.pop(0)
             sample = self._store.sample(planned["id"])
             self._home[event.host] = where
-            self._emit(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
+            self._show(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
 
     def _on_job(self, where: events.Where, job: Mapping[str, Any]) -> None:
         progress = job.get("progress") or {}
@@ -266,19 +242,19 @@ class _Run(Session):
         for planned in pending:
             if planned["host"] in self._quarantined:
                 sample = steps.quarantined(self._store, planned, self._quarantined[planned["host"]])
-                self._emit(events.SampleFinished(_where(planned), sample))
+                self._show(events.SampleFinished(steps.where(planned), sample))
                 continue
             trouble = reachability.explain(self._lost[planned["host"]])
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
         sample = steps.not_measured(self._store, planned, klass, "serving", proof, advice)
-        self._emit(events.SampleFinished(_where(planned), sample))
+        self._show(events.SampleFinished(steps.where(planned), sample))
 
     def _cut_short(self, error: GpurunError) -> GpurunError:
         """Store what is there of a run that ends with `error`, and let the error say so."""
         with contextlib.suppress(OSError):
-            self._put_back()
+            steps.settle(self._store, over=True)
         if isinstance(error, InterruptedRunError):
             done, count = len(self._store.samples()), len(self._store.plan["samples"])
             error.message = f"interrupted after {done} of {count} samples"
@@ -288,10 +264,6 @@ class _Run(Session):
         with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told
             error.result = steps.close_run(self._store, cut_short=error).document
         return error
-
-
-def _where(planned: Mapping[str, Any]) -> events.Where:
-    return events.Where(planned["round"], planned["variant"], planned["label"], planned["host"], planned["case"])
 
 
 def _headline(sample: Sample, metric: str) -> str:

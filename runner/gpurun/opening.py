@@ -12,10 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpurun import fields, remote, steps
+from gpurun import events, fields, remote, steps
 from gpurun.cases import Case, check
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, NoSuchRunError, NotReadyError
+from gpurun.findings import Finding
 from gpurun.load import load_file, load_text
 from gpurun.manifest import Controller, Manifest
 from gpurun.paths import find_campaign
@@ -153,12 +154,14 @@ def begin(
     earlier: RunStore | None = None,
     run: str | None = None,
     retry_failed: bool = False,
-) -> tuple[RunStore, Plan, int]:
-    """Plan a run and create its directory, or go on with an earlier one. Returns it, its plan, and how many samples are
-    kept. `run` is the id of a new one, where several jobs share it."""
+) -> tuple[RunStore, events.RunStarted, list[events.Notice]]:
+    """Plan a run and create its directory, or go on with an earlier one. `run` is the id of a new one, where several
+    jobs share it. Returns it, and what to say of its beginning and of what preflight found, which is in its events
+    already."""
     forced = list(dict.fromkeys((*(earlier.plan.get("forced", ()) if earlier else ()), *forced)))
     plan = make_plan(campaign, cases, facts, earlier.manifest.run if earlier else run, forced)
     text = campaign.document.text
+    kept = 0
     if earlier is None:
         store = open_run(
             plan,
@@ -170,17 +173,36 @@ def begin(
             secrets=hidden(secrets),
             url=url,
         )
-        return store, plan, 0
-    kept = resume_run(
-        earlier,
-        plan,
-        campaign_text=text,
-        controller=controller,
-        retry_failed=retry_failed,
-        facts=facts,
-        url=url or earlier.manifest.store,
-    )
-    return earlier, plan, kept
+    else:
+        store = earlier
+        kept = resume_run(
+            store,
+            plan,
+            campaign_text=text,
+            controller=controller,
+            retry_failed=retry_failed,
+            facts=facts,
+            url=url or store.manifest.store,
+        )
+    todo = sum(one.refused is None for one in plan.samples) - kept
+    total_s, place = plan.estimate.total_s, str(store.directory)
+    began = events.RunStarted(plan.run, plan.campaign, place, plan.rounds, todo, tuple(facts), total_s, kept)
+    notices = notices_of(plan.findings)
+    steps.note(store, began)
+    for notice in notices:
+        steps.note(store, notice)
+    return store, began, notices
+
+
+def notices_of(findings: Sequence[Finding]) -> list[events.Notice]:
+    """What to say of what preflight found: whatever is refused or forced, or is a reason to think twice."""
+    told = []
+    for each in findings:
+        if each.severity != "note":
+            who = ", ".join(each.variants)
+            what = f"{who + ': ' if who else ''}{each.verb}: {each.message} ({each.rule}); {each.advice}"
+            told.append(events.Notice(what, each.hosts[0] if len(each.hosts) == 1 else None))
+    return told
 
 
 def open_run(

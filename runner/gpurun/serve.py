@@ -61,7 +61,8 @@ class _Serve(Session):
         facts = self._preflight()
         once = self._campaign.model_copy(update={"rounds": 1})
         plan = _for_serving(opening.make_plan(once, self._cases, facts, forced=force), life_s)
-        self._tell(plan.findings)
+        for notice in opening.notices_of(plan.findings):
+            self._emit(notice)
         for sample in plan.samples:
             if (why := sample.refused) is not None:
                 hint = f"{why['advice']}; `--force {why['rule']}` starts it all the same"

@@ -14,7 +14,6 @@ from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
 from gpurun.errors import HostError, InterruptedRunError, NotReadyError
-from gpurun.findings import Finding
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.samples import Sample
@@ -69,14 +68,6 @@ class Session:
             self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts
 
-    def _tell(self, findings: Sequence[Finding]) -> None:
-        """Say what preflight found: whatever is refused or forced, or is a reason to think twice."""
-        for each in findings:
-            if each.severity != "note":
-                who = ", ".join(each.variants)
-                what = f"{who + ': ' if who else ''}{each.verb}: {each.message} ({each.rule}); {each.advice}"
-                self._emit(events.Notice(what, each.hosts[0] if len(each.hosts) == 1 else None))
-
     def _with_load_hosts(self, hosts: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*hosts, *self._load_hosts.values()]))
 
@@ -118,7 +109,7 @@ class Session:
         for one in result.get("refused") or ():
             sample = Sample.model_validate(one)
             where = events.Where(sample.round, sample.variant, labels[sample.case, host], host, sample.case)
-            self._emit(events.SampleFinished(where, sample))
+            self._show(events.SampleFinished(where, sample))
         for note in result.get("notes") or ():
             self._emit(events.Notice(str(note), host))
 
@@ -203,6 +194,11 @@ class Session:
         if hasattr(self, "_store"):
             with contextlib.suppress(*self._forgive):
                 self._store.append_event(events.record(event, now))
+        self._show(event, now)
+
+    def _show(self, event: events.Event, now: float | None = None) -> None:
+        """To who watches; what the steps of a run tell, they have recorded themselves."""
+        now = time.time() if now is None else now
         with contextlib.suppress(OSError):  # a screen that is gone (a closed pipe or terminal) does not end a run
             self._observer.on_event(event, now)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpurun import diagnose, remote, result, started, telemetry
+from gpurun import diagnose, events, remote, result, started, telemetry
 from gpurun.assess import Assessment, assess
 from gpurun.errors import ExitCode, GpurunError, InterruptedRunError
 from gpurun.loads import AFTER
@@ -132,23 +132,41 @@ def _attempt(planned: Mapping[str, Any], before: int, scripts: Mapping[str, str]
     return sample
 
 
-def repeat_passing(store: RunStore, host: str, number: int) -> list[Sample]:
+def end_round(store: RunStore, host: str, number: int) -> list[events.Notice]:
     """Set the samples of a host's round aside that are tainted by what may have passed, or that failed for such a
-    cause, so that they are measured again, each once. Returns them."""
-    found = [
-        sample
-        for sample in store.samples()
-        if (sample.host, sample.round) == (host, number)
-        and (
-            sample.failure.klass in _RETRIED and not sample.failure.expected
-            if sample.failure
-            else telemetry.passing(sample.taints)
-        )
-        and not store.attempts(sample.id)
-    ]
-    for sample in found:
-        store.set_aside(sample)
-    return found
+    cause, so that they are measured again, each once. What was measured stands where its second try has failed.
+
+    Returns what to say of it, which is in the run's events already.
+    """
+    settle(store, host)
+    told = []
+    for sample in store.samples():
+        if (sample.host, sample.round) != (host, number) or store.attempts(sample.id):
+            continue
+        failure = sample.failure
+        if (failure.klass in _RETRIED and not failure.expected) if failure else telemetry.passing(sample.taints):
+            store.set_aside(sample)
+            why = failure.klass if failure else "; ".join(sample.taints)
+            told.append(events.Notice(f"{sample.variant} is measured again, the first time is kept: {why}", host))
+            note(store, told[-1])
+    return told
+
+
+def settle(store: RunStore, host: str | None = None, *, over: bool = False) -> None:
+    """Put back what was measured and set aside where the second try has failed or, in a run that is `over` (on this
+    host), was never made."""
+    home = {sample.id: sample for sample in store.samples()}
+    for planned in store.plan["samples"]:
+        now = home.get(planned["id"])
+        if host in (None, planned["host"]) and (over if now is None else now.failure is not None):
+            firsts = [one for one in store.aside(planned["id"]) if one.content == planned["content"]]
+            for first in [first for first in firsts if first.failure is None][:1]:
+                store.put_back(first)
+
+
+def note(store: RunStore, event: events.Event) -> None:
+    """One more event of the run, from now."""
+    store.append_event(events.record(event, time.time()))
 
 
 def _answers(store: RunStore, planned: Mapping[str, Any], variant: str) -> bytes | None:
@@ -199,6 +217,7 @@ def record(
         started_at=iso(began),
     )
     store.write_sample(sample, files)
+    note(store, events.SampleFinished(where(planned), sample))
     return sample
 
 
@@ -210,7 +229,25 @@ def not_measured(
     failure = Failure(klass=klass, phase=phase, proof=proof, advice=advice, expected=expected)
     sample = Sample(**_identity(store, planned), status="failed", failure=failure, engine=planned["server"]["engine"])
     store.write_sample(sample)
+    note(store, events.SampleFinished(where(planned), sample))
     return sample
+
+
+def give_up(store: RunStore) -> None:
+    """Record what a run that nobody conducts any more has not measured: its host failed or was out of reach."""
+    settle(store, over=True)
+    for host in store.plan["hosts"]:
+        lost = pending(store, host)
+        why = f"{host} failed or was out of reach: the job's output says how"
+        for planned in lost:
+            not_measured(store, planned, "host_unreachable", "serving", why, "cure that, then go on with this run")
+        if lost:
+            note(store, events.HostLost(host, why))
+
+
+def where(planned: Mapping[str, Any]) -> events.Where:
+    """What an event says of a planned sample."""
+    return events.Where(planned["round"], planned["variant"], planned["label"], planned["host"], planned["case"])
 
 
 def quarantined(store: RunStore, planned: Mapping[str, Any], why: str) -> Sample:
@@ -239,6 +276,7 @@ def close_run(
     store.write_result(document)
     store.set_status(status, now=time.time(), exit_code=int(code))
     write_report(store, report)
+    note(store, events.RunFinished(status, int(code)))
     why = push(store, tries=_LAST_TRIES if cut_short is None else 1)
     if why and code == ExitCode.DONE:
         code = ExitCode.NOT_READY

@@ -178,6 +178,12 @@ class RunStore:
                 older.rename(place)
                 return
 
+    def aside(self, sample_id: str) -> list[Sample]:
+        """What was measured of this sample and set aside."""
+        place = self._place(sample_id)
+        found = sorted(place.parent.glob(f"{glob.escape(place.name)}~*/sample.json"))
+        return [_model(Sample, path, "a sample") for path in found]
+
     def attempts(self, sample_id: str) -> int:
         """How many times this sample was measured and set aside."""
         place = self._place(sample_id)

@@ -14,7 +14,7 @@ from gpurun.execute import _Run, _Turn
 from gpurun.manifest import Controller, Manifest
 from gpurun.playbooks import Outcome, TaskEvent
 from gpurun.samples import Sample
-from gpurun.steps import not_measured, pending, record
+from gpurun.steps import not_measured, pending, record, settle
 from gpurun.store import RunStore
 
 GONE = Outcome(status="failed", unreachable={"h": "ssh: connect to host 192.0.2.4 port 22: Connection timed out"})
@@ -33,9 +33,7 @@ def run(tmp_path: Path) -> Any:
     store.write_plan({"samples": [first, second]})
     record(store, first, server=READY, load=LOAD, files={"raw.json": raw(0), "telemetry.csv": SWAPPED}, began=0.0)
     run: Any = object.__new__(_Run)
-    vars(run).update(
-        _store=store, _lost={}, _away={}, _quarantined={}, _forgive=(), _home={}, _aside=[], _campaign=None
-    )
+    vars(run).update(_store=store, _lost={}, _away={}, _quarantined={}, _forgive=(), _home={}, _campaign=None)
     run._observer = SimpleNamespace(on_event=lambda event, now: None, tick=lambda now: None)
     return run
 
@@ -76,12 +74,11 @@ def test_the_first_measurement_stands_where_there_is_no_second(run: Any, second:
         not_measured(run._store, again, "engine_dead", "serving", "", "")
         run._end_turn(_Turn("h", 1, []), Outcome(status="successful"))
     elif second == "not tried":
-        run._put_back()
+        settle(run._store, over=True)
     else:
         run._lost["h"] = "ssh: connect to host 192.0.2.4 port 22: Connection timed out"
         run._take_turn("h", None)
     assert home(run)["baseline"] == first
-    assert run._aside == []
 
 
 def test_a_passing_failure_is_tried_again_once(run: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpurun.errors import ConfigError
 from gpurun.manifest import Controller, Manifest
 from gpurun.opening import secret_values
-from gpurun.steps import open_store, pending, record, repeat_passing
+from gpurun.steps import end_round, open_store, pending, record
 from gpurun.store import RunStore
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -20,6 +20,7 @@ DIED = {**READY, "status": "failed", "reason": "exited", "exit_code": 0, "messag
 KILLED = {**DIED, "exit_code": None, "signal": 9}
 XID = "NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
 _CASE = {
+    "label": "chat",
     "id": "1/baseline-chat-1/h",
     "round": 1,
     "repeat": 1,
@@ -131,12 +132,13 @@ def test_a_sample_that_something_passing_taints_is_measured_again_once(tmp_path:
     files = {"raw.json": raw(0), "telemetry.csv": sensors.encode()}
     sample = record(store, planned, server=READY, load=load, files=files, began=0.0)
     assert sample.status == "measured" and sample.taints == ["swap: the host swapped 3 MiB"]
-    assert [one.taints for one in repeat_passing(store, "h", 1)] == [sample.taints]
+    (notice,) = end_round(store, "h", 1)
+    assert notice.message.endswith(sample.taints[0])
     (again,) = pending(store, "h")
     assert (again["load"]["job"], again["server"]["job"]) == ("r1-c-2", "r1-s-2")
     assert again["load"]["argv"] == ["/h/jobs/run/r1-c-2/spec.json"] and again["load"]["files"] == {"a.py": "print()"}
     record(store, again, server=READY, load=load, files=files, began=0.0)
-    assert repeat_passing(store, "h", 1) == [] and pending(store, "h") == []  # it is kept, tainted as it is
+    assert end_round(store, "h", 1) == [] and pending(store, "h") == []  # it is kept, tainted as it is
     assert len(list(store.directory.glob("samples/1/*/h~1/sample.json"))) == 1  # and so is the first
     assert store.samples()[0].taints == sample.taints
 

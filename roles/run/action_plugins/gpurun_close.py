@@ -19,6 +19,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         store = steps.open_store(self._task.args["run_dir"])
+        steps.give_up(store)
         closed = steps.close_run(store, fail_on=self._task.args.get("fail_on") or "failure")
         told = {"warnings": [f"not all of this run is in the results store: {closed.not_stored}"]}
         return {

@@ -17,8 +17,8 @@ from gpurun.remote import VARIABLE
 
 
 class ActionModule(ActionBase):
-    """`gpurun_open: {file, set, variants, hosts, results_dir, force, resume, run}` -> `dir`, `run`, `kept` (samples of
-    the run that is gone on with), `load_hosts` (other hosts: they send the load).
+    """`gpurun_open: {file, set, variants, hosts, results_dir, force, resume, run}` -> `dir`, `run`, `rounds`,
+    `kept` (samples of the run that is gone on with), `load_hosts` (other hosts: they send the load).
 
     `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count. `run` is an id
     that several jobs share, each with hosts of its own: one that is there is gone on with.
@@ -44,7 +44,7 @@ class ActionModule(ActionBase):
             if reference := args.get("resume") or args.get("run"):
                 with contextlib.suppress(*([] if args.get("resume") else [NoSuchRunError])):
                     earlier = opening.find_earlier(results_dir, reference, url, secrets, facts)
-            store, _, kept = opening.begin(
+            store, began, _ = opening.begin(
                 campaign,
                 cases,
                 facts,
@@ -60,5 +60,5 @@ class ActionModule(ActionBase):
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         others = list(dict.fromkeys(load_hosts.values()))
-        told = {"dir": str(store.directory.resolve()), "run": store.manifest.run, "kept": kept, "load_hosts": others}
-        return {"changed": True, **told}
+        told = {"dir": str(store.directory.resolve()), "run": began.run, "rounds": began.rounds, "kept": began.reused}
+        return {"changed": True, "load_hosts": others, **told}
