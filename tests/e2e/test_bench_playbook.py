@@ -27,11 +27,11 @@ def s3() -> Iterator[S3]:
     service.stop()
 
 
-def playbook(place: Place, variables: dict[str, Any], **environment: str) -> Program:
+def playbook(place: Place, variables: dict[str, Any], *words: str, **environment: str) -> Program:
     """Start bench.yml with these extra variables."""
     (place.folder / "vars.json").write_text(json.dumps(variables))
     return place.start(
-        *(str(ROOT / "playbooks" / "bench.yml"), "-i", "inventory.yml", "-e", "@vars.json"),
+        *(str(ROOT / "playbooks" / "bench.yml"), "-i", "inventory.yml", "-e", "@vars.json", *words),
         program=[str(Path(sys.executable).parent / "ansible-playbook")],
         env={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_SHOW_CUSTOM_STATS": "1", **environment},
     )
@@ -146,3 +146,23 @@ def test_a_store_that_takes_nothing_refuses_the_job_before_it_measures(place: Pl
     assert json.loads(manifest.read_text())["exit_code"] == 4
     assert not (manifest.parent / "samples").exists()
     place.nothing_left()
+
+
+def test_a_limit_that_leaves_the_conductor_out_is_told(place: Place) -> None:
+    place.campaign()
+    program = playbook(place, {"gpurun_campaign_file": "campaign.yml"}, "--limit", "here")
+    assert program.finish() == 2
+    assert "The limit `here` leaves localhost out, which conducts the run: set gpurun_limit instead" in program.stdout
+
+
+def test_a_host_out_of_reach_fails_the_job_and_costs_the_others_nothing(place: Place) -> None:
+    inventory = yaml.safe_load((place.folder / "inventory.yml").read_text())
+    inventory["gpu_hosts"]["hosts"]["gone"] = {"ansible_host": "127.0.0.1", "ansible_port": 9}
+    (place.folder / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    place.campaign()
+    program = playbook(place, {"gpurun_campaign_file": "campaign.yml"}, "--limit", "all,localhost")
+    assert program.finish(180) == 4, program.stdout  # ansible-playbook's own, for a host that it did not reach
+    told = summary(program)
+    assert (told["exit_code"], told["why"]) == (3, "host failed")
+    assert [(one["host"], one["status"]) for one in place.samples(told["run"])] == [("here", "measured")]
+    assert '"HostLost"' in (place.stored(told["run"]) / "events.jsonl").read_text()

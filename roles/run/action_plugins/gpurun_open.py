@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import opening
+from gpurun import events, opening, steps
 from gpurun.errors import GpurunError, NoSuchRunError
 from gpurun.manifest import Controller
 from gpurun.remote import VARIABLE
@@ -18,7 +18,8 @@ from gpurun.remote import VARIABLE
 
 class ActionModule(ActionBase):
     """`gpurun_open: {file, set, variants, hosts, results_dir, force, resume, run}` -> `dir`, `run`, `rounds`,
-    `kept` (samples of the run that is gone on with), `load_hosts` (other hosts: they send the load).
+    `kept` (samples of the run that is gone on with), `load_hosts` (other hosts: they send the load), `lost` (hosts
+    without facts).
 
     `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count. `run` is an id
     that several jobs share, each with hosts of its own: one that is there is gone on with.
@@ -60,5 +61,8 @@ class ActionModule(ActionBase):
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         others = list(dict.fromkeys(load_hosts.values()))
+        lost = [host for host in args["hosts"] if host not in facts]
+        for host in lost:
+            steps.note(store, events.HostLost(host, "failed or out of reach in preflight"))
         told = {"dir": str(store.directory.resolve()), "run": began.run, "rounds": began.rounds, "kept": began.reused}
-        return {"changed": True, "load_hosts": others, **told}
+        return {"changed": True, "load_hosts": others, "lost": lost, **told}
