@@ -263,11 +263,8 @@ class Reading:
     def arity(self, option: Option, at: int, name: str, values: Sequence[str], joined: bool) -> None:
         least = {None: 1, "?": 0, "*": 0, "+": 1}.get(option.takes, option.takes)  # type: ignore[arg-type]
         if joined and option.takes == 0:
-            self.find(
-                at,
-                f"`{name}` is a switch of {self.title}: it takes no value",
-                f"it is given alone{_negative_of(option)}",
-            )
+            message = f"`{name}` is a switch of {self.title}: it takes no value"
+            self.find(at, message, f"it is given alone{_negative_of(option)}")
         elif len(values) < int(least or 0):
             wanted = "a value" if least == 1 else f"{least} values"
             self.find(at, f"`{name}` needs {wanted}", allowed=tuple(str(choice) for choice in option.choices or ()))
@@ -294,9 +291,8 @@ class Reading:
             assert choices is not None
             if part not in choices and part not in _said_otherwise(self.greedy, choices):
                 allowed = tuple(str(choice) for choice in choices)
-                self.find(
-                    at, f"`{name}` does not take {str(part)!r}", allowed=allowed, nearest=nearest(str(part), allowed)
-                )
+                near = nearest(str(part), allowed)
+                self.find(at, f"`{name}` does not take {str(part)!r}", allowed=allowed, nearest=near)
         for key in value if isinstance(value, dict) else ():
             self.key(option, at, name, key)
 

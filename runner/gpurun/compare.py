@@ -40,10 +40,8 @@ class Rules:
     @classmethod
     def of(cls, compare: Mapping[str, Any]) -> Rules:
         """As plan.json has them."""
-        return cls(
-            compare["primary"],
-            {name: Rule(rule["better"], rule["threshold"]) for name, rule in compare["metrics"].items()},
-        )
+        rules = {name: Rule(rule["better"], rule["threshold"]) for name, rule in compare["metrics"].items()}
+        return cls(compare["primary"], rules)
 
 
 @dataclass(frozen=True)

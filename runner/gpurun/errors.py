@@ -14,6 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+# What data that nobody has checked does to whoever works with it.
+ODD_DATA = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
+
 
 class ExitCode(IntEnum):
     """The exit codes of the command line (a contract, see docs/reference)."""

@@ -75,20 +75,14 @@ def _inside(word: str) -> Found | None:
 
 
 def _starts(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    return (
-        len(words) >= len(wanted)
-        and PurePosixPath(words[0]).name == wanted[0]
-        and list(words[1 : len(wanted)]) == wanted[1:]
-    )
+    return bool(words) and [PurePosixPath(words[0]).name, *words[1 : len(wanted)]] == list(wanted)
 
 
 def image_at(words: Sequence[str]) -> int | None:
     """The place of the image in `docker run ... IMAGE`."""
     names = [PurePosixPath(word).name for word in words]
-    begin = next(
-        (at for at in range(len(words) - 1) if names[at] in LAUNCHES["containers"] and "run" in words[at + 1 : at + 3]),
-        None,
-    )
+    engines = (at for at, name in enumerate(names) if name in LAUNCHES["containers"])
+    begin = next((at for at in engines if "run" in words[at + 1 : at + 3]), None)
     if begin is None:
         return None
     at = words.index("run", begin) + 1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from gpurun.errors import GpurunError
+from gpurun.errors import ODD_DATA, GpurunError
 from gpurun.parsers import LOAD_SCHEMA, ParsedLoad, parse_builtin, percentile
 
 Planned = Mapping[str, Any]  # a planned sample's `load`
@@ -28,7 +28,7 @@ def parse(planned: Planned, text: str) -> ParsedLoad:
     name = str(planned.get("parser") or "builtin")
     try:
         return _PARSERS[name](text, planned)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except ODD_DATA as error:
         what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise GpurunError(f"the output of {planned.get('tool', name)} cannot be read: {what}") from error
 
@@ -165,15 +165,11 @@ def _script(text: str, planned: Planned) -> ParsedLoad:
     return ParsedLoad(metrics, count - failed, failed, [], [], False)
 
 
-_PARSERS: Mapping[str, Callable[[str, Planned], ParsedLoad]] = {
-    "builtin": _builtin,
-    "sglang": _sglang,
-    "vllm": _vllm,
-    "aiperf": _aiperf,
-    "guidellm": _guidellm,
-    "llama_bench": _llama_bench,
-    "script": _script,
-}
+_ALL: tuple[Callable[[str, Planned], ParsedLoad], ...] = (
+    *(_builtin, _sglang, _vllm, _aiperf),
+    *(_guidellm, _llama_bench, _script),
+)
+_PARSERS = {each.__name__.lstrip("_"): each for each in _ALL}
 
 
 def _row(kind: str, text: str) -> Any:

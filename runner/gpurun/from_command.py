@@ -241,11 +241,8 @@ class Launch:
         elif text.startswith("/") and not OPEN.search(text):
             self.model["path"] = text
         else:
-            self.fill_in(
-                "path",
-                f"/{FILL_IN}/{PurePosixPath(OPEN.sub('', text)).name}".rstrip("/"),
-                f"the absolute path of {text} on the hosts",
-            )
+            place = f"/{FILL_IN}/{PurePosixPath(OPEN.sub('', text)).name}".rstrip("/")
+            self.fill_in("path", place, f"the absolute path of {text} on the hosts")
 
     def fill_in(self, key: str, value: str, what: str) -> None:
         self.model[key] = value
@@ -299,12 +296,8 @@ def _spelled_out(part: Part, catalogue: Catalogue) -> Part:
     if len(found) != 1:
         return part
     option = next(iter(found.values()))
-    return Part(
-        part.at,
-        next(name for name in (*option.names, *option.negative) if name.startswith(part.name)),
-        option,
-        part.values,
-    )
+    full = next(name for name in (*option.names, *option.negative) if name.startswith(part.name))
+    return Part(part.at, full, option, part.values)
 
 
 def _scalar(text: str, option: Option | None) -> Any:
@@ -334,10 +327,8 @@ def _written(launch: Launch) -> str:
     """The campaign file."""
     lines = list(_lines(launch.server, launch.comments))
     if launch.left_out:
-        lines += [
-            "  # Not taken over from the command:",
-            *(f"  #   {' '.join(text.split())}" for text in launch.left_out),
-        ]
+        lines.append("  # Not taken over from the command:")
+        lines += [f"  #   {' '.join(text.split())}" for text in launch.left_out]
     return _TEMPLATE.read_text(encoding="utf-8").replace("SERVER\n", "\n".join(lines) + "\n")
 
 

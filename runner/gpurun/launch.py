@@ -128,10 +128,8 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
     if program:
         found = facts.get("host", {})
         usual = program == (found.get("commands") or {}).get(engine.binary)
-        about |= {
-            "version": (found.get("engine_versions") or {}).get(engine.binary) if usual else None,
-            "binary": program,
-        }
+        told = (found.get("engine_versions") or {}).get(engine.binary) if usual else None
+        about |= {"version": told, "binary": program}
     if container is not None:
         about |= {"version": (server.engine or "").partition("==")[2] or None, "image": container["image"]}
     planned = {
@@ -154,13 +152,8 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
 def place_of(engine: Engine, version: str | None, home: str) -> dict[str, Any]:
     """Where a version of an engine is on a host, as the templates of its data file see it."""
     place = f"{home}/engines/{engine.name}-{version}"
-    paths = {
-        "dir": place,
-        "bin": f"{place}/bin",
-        "python": f"{place}/bin/python",
-        "launcher": f"{place}/{engine.launcher}",
-    }
-    return {"version": version, **paths}
+    paths = {"bin": f"{place}/bin", "python": f"{place}/bin/python", "launcher": f"{place}/{engine.launcher}"}
+    return {"version": version, "dir": place, **paths}
 
 
 def to_install(engine: Engine, version: str | None, home: str) -> dict[str, Any]:

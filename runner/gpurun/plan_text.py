@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 
 from gpurun.config import Server
-from gpurun.findings import Finding
 from gpurun.load import PORT_TOKEN
 from gpurun.plan import ASSUMED_STREAM_TOK_PER_S, Plan, PlannedSample
 from gpurun.samples import BASELINE
 from gpurun.texts import fill
 from gpurun.tree import differences, digest
+
+_READABLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
 
 
 def render_plan(plan: Plan) -> str:
@@ -23,37 +24,17 @@ def render_plan(plan: Plan) -> str:
     settings = {case["variant"]: case["settings"]["server"] for case in reversed(plan.cases)}
     baseline = {key: settings[BASELINE][key] for key in Server.model_fields if key in settings[BASELINE]}
     expects = {case["variant"]: case["expect"] for case in plan.cases}
-    everyone = len(expects)
-
-    def common(each: Finding) -> bool:
-        """Whether it is about no variant, or about all of them, so that it is said once."""
-        return not each.variants or len(each.variants) == everyone > 1
-
     return fill(
         "plan.txt.j2",
         plan=plan,
         span=span,
         quoted=_quoted,
         assumed_tok_per_s=ASSUMED_STREAM_TOK_PER_S,
-        baseline=yaml.safe_dump(
-            baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
-        ).rstrip(),
+        baseline=yaml.safe_dump(baseline, **_READABLE).rstrip(),
         changes={name: differences(baseline, settings[name]) for name in expects if name != BASELINE},
         expects=expects,
-        found=lambda variant: [
-            each
-            for each in plan.findings
-            if (variant in each.variants and not common(each) if variant else common(each))
-        ],
-        on=lambda each: "" if set(each.hosts) >= set(plan.hosts) or not each.hosts else f" on {', '.join(each.hosts)}",
         yaml=_yaml,
         commands=_commands(plan),
-        server_point=lambda s: [f"{name} = {_yaml(v)}" for name, v in s.axes.items() if name.startswith("server.")],
-        order=lambda host, number: [
-            f"{'+ ' if sample.start else ''}{sample.variant} {sample.label}"
-            for sample in plan.samples
-            if (sample.host, sample.round, sample.repeat) == (host, number, 1) and sample.refused is None
-        ],
     )
 
 

@@ -89,14 +89,7 @@ class Outcome:
         return HostError(f"ansible-playbook could not run: {' '.join(told)[:500]}", where=str(inventory))
 
 
-_KINDS = {
-    "runner_on_start": "start",
-    "runner_on_ok": "ok",
-    "runner_on_failed": "failed",
-    "runner_on_unreachable": "unreachable",
-    "runner_on_skipped": "skipped",
-    "runner_retry": "retry",
-}
+_KINDS = ("start", "ok", "failed", "unreachable", "skipped", "retry")
 
 
 def message_of(result: Mapping[str, Any]) -> str:
@@ -174,8 +167,8 @@ class Playbook:
     def _on_event(self, event: dict[str, Any]) -> bool:
         data = event.get("event_data") or {}
         name = str(event.get("event"))
-        kind = _KINDS.get(name)
-        if kind is not None:
+        kind = name.removeprefix("runner_").removeprefix("on_")
+        if name.startswith("runner_") and kind in _KINDS:
             found = data.get("res")
             result: dict[str, Any] = found if isinstance(found, dict) else {}
             task = TaskEvent(
@@ -185,7 +178,7 @@ class Playbook:
                 self._asked[task.host] = time.time()
             elif task.facts is not None:
                 clock = float(task.facts["host"]["clock_unix"])  # it was read in between
-                task.facts["skew_s"] = max(0.0, self._asked[task.host] - clock, clock - time.time())
+                task.facts["skew_s"] = max(0.0, self._asked.get(task.host, clock) - clock, clock - time.time())
             if kind == "unreachable":
                 self.outcome.unreachable[task.host] = message_of(result)
             elif kind == "failed" and not task.ignored:
@@ -213,10 +206,8 @@ class Controller:
     ) -> None:
         self._ansible = shutil.which("ansible-playbook", path=os.pathsep.join([_own_bin(), os.environ.get("PATH", "")]))
         if self._ansible is None:
-            raise NotReadyError(
-                "ansible-playbook is not installed beside gpurun",
-                hint="reinstall gpurun: pip install --force-reinstall gpurun",
-            )
+            hint = "reinstall gpurun: pip install --force-reinstall gpurun"
+            raise NotReadyError("ansible-playbook is not installed beside gpurun", hint=hint)
         self.given = inventory
         self.inventory = (inventory or paths.content() / "inventory" / "localhost.yml").resolve()
         self.limit = limit
@@ -329,12 +320,8 @@ def _remove(directory: Path) -> None:
     sockets = directory / "cp"
     for socket in sockets.iterdir() if sockets.is_dir() else ():
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
-                ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"],
-                capture_output=True,
-                timeout=5,
-                check=False,
-            )
+            argv = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "gpurun"]
+            subprocess.run(argv, capture_output=True, timeout=5, check=False)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -93,14 +93,8 @@ def _known(subject: Subject) -> dict[str, Any]:
     model = Unknown(_mapping(subject.model.get("config")))
     model = Unknown({**model, **_mapping(model["text_config"])})
     sizes = parallel_sizes(subject.engine, subject.flags)
-    cuda = next(
-        (
-            cuda
-            for of, cuda in table("rules")["cuda"].get(subject.engine, {}).items()
-            if subject.version and _within(subject.version, of)
-        ),
-        None,
-    )
+    built = table("rules")["cuda"].get(subject.engine, {}) if subject.version else {}
+    cuda = next((cuda for of, cuda in built.items() if _within(subject.version, of)), None)
     driver = re.match(r"\d+", str((subject.facts.get("driver") or {}).get("version") or ""))
     quantized = _mapping(model["quantization_config"])
     block = quantized.get("weight_block_size")

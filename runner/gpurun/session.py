@@ -98,10 +98,8 @@ class Session:
                 self._lost.setdefault(host, self._lost[other])
         if all(host in self._lost for host in hosts):
             message, fix = reachability.told(self._lost)
-            raise HostError(
-                f"no host could be prepared: {message}",
-                hint=fix or "what was installed is kept and reused by the next run",
-            )
+            hint = fix or "what was installed is kept and reused by the next run"
+            raise HostError(f"no host could be prepared: {message}", hint=hint)
 
     def _note_refused(self, host: str, result: Mapping[str, Any]) -> None:
         """Say which samples preparation refuses, and what else it noticed."""

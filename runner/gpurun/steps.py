@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpurun import diagnose, events, remote, result, started, telemetry
-from gpurun.assess import Assessment, assess
+from gpurun.assess import Assessment
 from gpurun.errors import ExitCode, GpurunError, InterruptedRunError
 from gpurun.loads import AFTER
 from gpurun.manifest import RunStatus
@@ -267,7 +267,7 @@ def close_run(
 
     `cut_short` is the error that ended the run early.
     """
-    report = assess(store.plan, store.samples(), store.directory, settings=store.settings())
+    report = store.judged()
     code = result.exit_code(report.cases, report.samples, report.effects, fail_on=fail_on, host_failed=host_failed)
     code = code if cut_short is None else cut_short.exit_code
     broken: RunStatus = "interrupted" if isinstance(cut_short, InterruptedRunError) else "failed"

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gpurun.assess import Assessment, assess
 from gpurun.errors import ConfigError, GpurunError, NoSuchRunError, NotReadyError
 from gpurun.manifest import Manifest, RunStatus
 from gpurun.redact import redact_bytes, redact_tree
@@ -207,6 +208,11 @@ class RunStore:
         """The directories of the samples that are home, and of those that were set aside."""
         files = self.directory.glob("samples/*/*/*/sample.json")
         return sorted(path.parent for path in files if not path.parent.name.startswith("."))
+
+    def judged(self) -> Assessment:
+        """The run as it is judged by what is stored."""
+        of, facts = self.manifest.run, self.manifest.hosts
+        return assess(self.plan, self.samples(), self.directory, of, facts, self.settings())
 
     def settings(self) -> dict[str, Any]:
         """What servers were asked for and resolved to (`asked`, `resolved`), by the id of the sample at their start."""

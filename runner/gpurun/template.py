@@ -16,6 +16,7 @@ from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpurun.data import table
+from gpurun.errors import ODD_DATA
 from gpurun.tree import map_texts
 
 Facts = Mapping[str, "Sequence[str] | None"]
@@ -30,16 +31,7 @@ TOOL_FACTS: Facts = {**SCRIPT_FACTS, **_DATA["tool"]}
 """The same for the data files of load tools."""
 MAX_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN, less the NUL at its end: execve(2)
 # Whatever a template of a campaign's can do wrong: it is the campaign's mistake, also where it would fill the memory.
-_FAILURES = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    MemoryError,
-    RecursionError,
-)
+_FAILURES = (jinja2.TemplateError, *ODD_DATA)
 
 
 _STEPS = 20_000  # turns of loops and calls of macros in one template

@@ -129,14 +129,8 @@ def _answer(report: Assessment, effects: Sequence[Effect]) -> str:
         parts.append("no variant is better than the baseline")
     else:
         parts.append("no variant is shown to be better than the baseline")
-    told = {
-        "worse": "worse: {}",
-        "no difference found": "no difference found: {}",
-        "cannot tell": "undecided: {}",
-        "not comparable": "not comparable: {}",
-        "failed": "failed: {}",
-    }
-    parts += [form.format(_names(by[word])) for word, form in told.items() if word in by]
+    told = {word: "undecided" if word == "cannot tell" else word for word in SYMBOLS if word in by and word != "better"}
+    parts += [f"{name}: {_names(by[word])}" for word, name in told.items()]
     text = "; ".join(parts)
     return f"{text[0].upper() if not ranked else text[0]}{text[1:]}."
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpurun.assess import assess, compare_runs
+from gpurun.assess import compare_runs
 from gpurun.commands import options
 from gpurun.commands.runs import show_run
 from gpurun.compare import Effect
@@ -35,9 +35,7 @@ def command(run: str, other: str | None, results: Path, as_json: bool, fail_on: 
 
 def _two(results_dir: Path, first: str, second: str, as_json: bool, force: bool) -> list[Effect]:
     stores = [find(results_dir, reference) for reference in (first, second)]
-    before, after = (
-        assess(store.plan, store.samples(), run=store.manifest.run, hosts=store.manifest.hosts) for store in stores
-    )
+    before, after = (store.judged() for store in stores)
     effects = compare_runs(before, after, force=force)
     notes = ["the runs were not interleaved: whatever else changed between them is part of each effect"]
     engines = [

@@ -25,15 +25,13 @@ def command(run: str, kind: str, output: Path | None, fail_on: str, results: Pat
     A run is named by its id, either end of it, its directory, or `last`.
     """
     from gpurun import export
-    from gpurun.assess import assess
     from gpurun.errors import NotReadyError
     from gpurun.store import find
 
     store = find(results, run)
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet is binary: name a file with --output")
-    judged = assess(store.plan, store.samples(), store.directory, store.manifest.run, store.manifest.hosts)
-    content = export.FORMATS[kind](store.manifest, judged, fail_on == "regression")
+    content = export.FORMATS[kind](store.manifest, store.judged(), fail_on == "regression")
     if output is None:
         sys.stdout.buffer.write(content)
         return

@@ -13,7 +13,7 @@ from gpurun.check_flags import Reading
 from gpurun.commands import options
 from gpurun.complaints import nearest
 from gpurun.engines import Engine, canonical, engine_names, load_engine
-from gpurun.errors import ConfigError, Problem
+from gpurun.errors import ODD_DATA, ConfigError, Problem
 from gpurun.find_launch import LAUNCHES
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import read_gpus
@@ -163,7 +163,7 @@ def told(question: Question, found: Fit) -> str:
 def _sizes(model: str) -> Sizes:
     try:
         return sizes_of(describe(model), model)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+    except ODD_DATA as error:
         raise ConfigError(f"cannot make sense of the sizes of `{model}`: {error}") from None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gpurun import started
-from gpurun.assess import Assessment, assess
+from gpurun.assess import Assessment
 from gpurun.commands import options
 from gpurun.remote import Remote, locate
 from gpurun.result import document
@@ -98,14 +98,16 @@ def show_run(results_dir: Path, reference: str, as_json: bool, url: str | None =
     """Judge a stored run anew, print it, and return its assessment."""
     store = locate(results_dir, reference, url)
     manifest, directory = store.manifest, store.directory
-    settings = store.settings()
-    judged = assess(store.plan, store.samples(), directory, settings=settings)
+    judged = store.judged()
     if as_json:
         options.print_json(document(manifest.run, str(directory), manifest.status_now, judged.samples, judged.effects))
     else:
         terminal = Terminal()
         terminal.message(f"run {manifest.run}  {manifest.campaign}  {manifest.status_now}  {directory}\n")
         terminal.show(results_table(judged) if judged.samples else "nothing was measured")
-        for line in [*started.memory_lines(judged.samples), *started.settings_lines(store.plan["samples"], settings)]:
+        for line in [
+            *started.memory_lines(judged.samples),
+            *started.settings_lines(store.plan["samples"], store.settings()),
+        ]:
             terminal.message(line)
     return judged

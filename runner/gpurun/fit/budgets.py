@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpurun.errors import ODD_DATA
 from gpurun.fit.others import llamacpp, trtllm, vllm
 from gpurun.fit.question import Answer, Fit, Question
 from gpurun.fit.sglang import sglang
@@ -25,5 +26,5 @@ def predict(question: Question) -> Fit | None:
     """The same; None where a value of a flag or of the model is of no use for arithmetic."""
     try:
         return fit(question)
-    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError):
+    except ODD_DATA:
         return None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpurun.engines import load_engine
+from gpurun.errors import ODD_DATA
 from gpurun.findings import Finding, Severity, Subject
 from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
@@ -149,5 +150,5 @@ def _sizes(model: Mapping[str, Any]) -> Sizes | None:
         return None
     try:
         return sizes_of(model, str(model.get("name") or ""))
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # of a kind not seen yet
+    except ODD_DATA:  # of a kind not seen yet
         return None

@@ -118,10 +118,8 @@ class Drawing:
         if len({point.get("host") for point in points}) > 1:
             points = [{**point, "place": f"{point['place']} · {point['host']}"} for point in points]
         places = list(dict.fromkeys(point["place"] for point in points))[:_MOST_FACETS]
-        shown, looks = (
-            [point for point in points if point["place"] in places],
-            _looks(run, {p["variant"] for p in points}),
-        )
+        shown = [point for point in points if point["place"] in places]
+        looks = _looks(run, {point["variant"] for point in points})
         return self._draw(name, title, description, points=shown, places=places, **looks, **more)
 
     def _draw(self, name: str, title: str, description: str, **values: Any) -> Markup:

@@ -55,16 +55,9 @@ def latencies(store: RunStore, report: Assessment) -> Series:
     for (variant, label, metric), numbers in found.items():
         ordered = sorted(numbers)
         steps = min(50, len(ordered) - 1) or 1
-        points += [
-            {
-                "variant": variant,
-                "label": label,
-                "metric": metric,
-                "ms": _short(percentile(ordered, i / steps)),
-                "share": _short(i / steps),
-            }
-            for i in range(steps + 1)
-        ]
+        known = {"variant": variant, "label": label, "metric": metric}
+        shares = [i / steps for i in range(steps + 1)]
+        points += [{**known, "ms": _short(percentile(ordered, share)), "share": _short(share)} for share in shares]
     return Series(points, count, of)
 
 

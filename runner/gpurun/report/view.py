@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from gpurun import started, stats, wording
-from gpurun.assess import Assessment, assess
+from gpurun.assess import Assessment
 from gpurun.compare import Case, Effect, group, measured, values
 from gpurun.data import table
 from gpurun.effective import Difference
@@ -155,11 +155,10 @@ class RunView:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The primary metric of every sample that has it, in the order of the rounds."""
-        primary = self.report.rules.primary
         return [
             {"variant": case.variant, "label": case.label, "host": host, "round": number, "value": value}
-            for case in self._measured()
-            for (host, number), value in sorted(values(self.report.of[case.id], primary).items())
+            for case, host, by_round, _ in self.rounds_table()
+            for number, value in by_round.items()
         ]
 
     def rounds_table(self) -> list[tuple[Case, str, dict[int, float], float | None]]:
@@ -257,9 +256,8 @@ class RunView:
 def look(store: RunStore, report: Assessment | None = None) -> RunView:
     """Everything about a stored run."""
     manifest, plan = store.manifest, store.plan
-    settings = store.settings()
-    report = report or assess(plan, store.samples(), store.directory, manifest.run, manifest.hosts, settings)
-    resolved = started.settings_rows(plan["samples"], settings)
+    report = report or store.judged()
+    resolved = started.settings_rows(plan["samples"], store.settings())
     try:
         text = (store.directory / "campaign.yml").read_text(encoding="utf-8", errors="replace")
         campaign = yaml.safe_load(text)
