@@ -59,11 +59,12 @@ class Launch:
             self.leave(self.prefix[-1], "`server.binary` takes the absolute path of a program")
         self.environment(image)
         self.flags()
-        if self.model:
-            order = ("hf", "revision", "path", "file", "name")
-            if "hf" not in self.model and self.model.pop("revision", None):
-                self.leave("--revision", "it goes with a model of the hub")
-            self.server["model"] = {key: self.model[key] for key in order if key in self.model}
+        if not {"hf", "path"} & self.model.keys():
+            self.fill_in("path", f"/{FILL_IN}", "the model, which the command does not name")
+        order = ("hf", "revision", "path", "file", "name")
+        if "hf" not in self.model and self.model.pop("revision", None):
+            self.leave("--revision", "it goes with a model of the hub")
+        self.server["model"] = {key: self.model[key] for key in order if key in self.model}
         keys = ("engine", "binary", "runtime", "image", "container", "model", "flags", "env", "secrets")
         self.server = {key: self.server[key] for key in keys if self.server.get(key)}
 

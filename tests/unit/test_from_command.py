@@ -66,6 +66,12 @@ def test_a_launch_that_the_shell_would_run_for_its_output_is_none(text: str) -> 
         campaign_from(text)
 
 
+@pytest.mark.parametrize("text", ["vllm serve", 'exec vllm serve "$@"', "sglang serve --served-model-name m"])
+def test_a_command_without_a_model_leaves_it_to_be_filled_in(text: str) -> None:
+    server, found, _ = read(text)
+    assert server["model"]["path"] == "/FILL-IN" and found.open == ["server.model.path"]
+
+
 def test_a_line_of_a_recipe_with_everything() -> None:
     server, found, _ = read(
         """
