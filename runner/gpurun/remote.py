@@ -229,7 +229,7 @@ class Remote:
                     return absent
                 if number + 1 == self._tries or isinstance(error, (FileNotFoundError, PermissionError)):
                     why = f"the results store failed: {str(error) or type(error).__name__}"
-                    hint = "what was measured is in the results directory; `gpurun report --store URL RUN` pushes it"
+                    hint = "look at its address, the network and the credentials in the environment"
                     raise NotReadyError(why, where=self.url, hint=hint) from error
                 self._files = None
                 time.sleep(min(2.0**number, _LONGEST_WAIT_S))
