@@ -56,10 +56,6 @@ class Machine:
             if "nvidia" in name or "libcuda" in name
         }
 
-    def remove(self) -> None:
-        """Back to a bare machine."""
-        self.run("--remove", "driver")
-
 
 @pytest.fixture(scope="module")
 def machine(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
@@ -127,14 +123,23 @@ def test_the_driver_moves_on_request_only(machine: Machine) -> None:
     assert "+Pin: version 580.178.04-1" in machine.desk._started[-1].stderr
 
 
-def test_another_branch_and_conflicting_definitions_of_the_repository(machine: Machine) -> None:
+def test_another_branch_interrupted_and_conflicting_definitions_of_the_repository(machine: Machine) -> None:
     other = "/etc/apt/sources.list.d/by-hand.list"
     line = f"deb [signed-by=/etc/apt/other.gpg] {machine.repository.url}/debian12/x86_64/ /"
     line += f"\ndeb [signed-by=/etc/apt/other.gpg] {OFFICIAL}/debian12/x86_64/ /"
     machine.host.inside(["sh", "-c", f"echo '{line}' > {other}; touch /etc/apt/other.gpg"])
     broken = machine.host.inside(["sh", "-c", "apt-get update 2>&1 || true"])
     assert "Conflicting values set for option Signed-By" in broken
+    program = machine.start("--driver-branch", "595")
+    program.wait_for("install the driver")
+    program.send(signal.SIGINT)
+    assert program.finish(60) == 130
+    assert "the same command takes it up" in program.stderr
+    done = machine.run("--driver-branch", "595", "--reboot", "never")
+    assert done["status"] == "reboot_needed" and loaded(machine.host) == "580.178.04"
+    assert done["reboot_reasons"] == ["driver 580.178.04 is loaded, 595.91.07 is installed"]
     done = machine.run("--driver-branch", "595")
+    assert done["changed"] == ["Reboot now"] and done["status"] == "ok"
     assert done["driver"] == "595.91.07" == loaded(machine.host)
     assert set(machine.versions().values()) == {"595.91.07"}
     assert machine.host.inside(["cat", other]).count("# gpurun: deb") == 2
@@ -218,25 +223,22 @@ def test_removal_takes_everything_back(machine: Machine) -> None:
     assert machine.run("--remove", "driver")["notes"] == ["gpurun has installed no driver here"]
 
 
-@pytest.mark.parametrize(
-    ("version", "branch", "driver", "names"),
-    [
-        ("22.04", "580", "580.95.05", {"libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580"}),
-        ("24.04", "595", "595.91.07", {"libnvidia-compute", "nvidia-dkms-open", "nvidia-utils"}),
-    ],
-)
-def test_ubuntu(machine: Machine, version: str, branch: str, driver: str, names: set[str]) -> None:
-    """Only its names: the system beneath is Debian."""
-    become(machine.host, "ubuntu", version, "debian")
-    name = f"ubuntu{version.replace('.', '')}"
-    machine.repository.publish(name, ["580.95.05", "595.91.07"], "-1ubuntu1")
-    wishes = {**machine.wishes, "provision_keyring_sha256": machine.repository.keyring_sha256(name)}
-    machine.desk.use(inventory_of(machine.fleet, **wishes))
-    done = machine.run("--driver-branch", branch)
-    assert done["status"] == "ok" and done["driver"] == driver
-    assert set(machine.versions()) - {"cuda-keyring"} == names
-    assert machine.run("--driver-branch", branch)["changed"] == []
-    machine.remove()
+def test_ubuntu_and_its_names_of_packages_before_and_after_590(machine: Machine) -> None:
+    """Only its names: the system beneath is Debian. One release becomes the next with the driver installed."""
+    (machine.host.root / f"{MACHINE}/nouveau".lstrip("/")).write_text("")
+    names = {"580": {"libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580"}}
+    names["595"] = {"libnvidia-compute", "nvidia-dkms-open", "nvidia-utils"}
+    for version, branch, driver in (("22.04", "580", "580.95.05"), ("24.04", "595", "595.91.07")):
+        become(machine.host, "ubuntu", version, "debian")
+        name = f"ubuntu{version.replace('.', '')}"
+        machine.repository.publish(name, ["580.95.05", "595.91.07"], "-1ubuntu1")
+        wishes = {**machine.wishes, "provision_keyring_sha256": machine.repository.keyring_sha256(name)}
+        machine.desk.use(inventory_of(machine.fleet, **wishes))
+        done = machine.run("--driver-branch", branch)
+        assert done["status"] == "ok" and done["driver"] == driver
+        assert set(machine.versions()) - {"cuda-keyring"} == names[branch]
+        assert machine.run("--driver-branch", branch)["changed"] == []
+    machine.run("--remove", "driver")
     assert packages(machine.host) == machine.before
 
 
@@ -259,17 +261,6 @@ def test_rpm_family(machine: Machine) -> None:
     assert done["status"] == "ok" and done["driver"] == "595.91.07"
     done = machine.run("--remove", "driver")
     assert done["status"] == "ok" and "nvidia" not in machine.host.inside(["rpm", "-qa"])
-
-
-def test_interrupted_from_here(machine: Machine) -> None:
-    become(machine.host, "debian", "12")
-    machine.desk.use(inventory_of(machine.fleet, **machine.wishes))
-    program = machine.start()
-    program.wait_for("install the driver")
-    program.send(signal.SIGINT)
-    assert program.finish(60) == 130
-    assert "the same command takes it up" in program.stderr
-    assert machine.run()["status"] == "ok"
 
 
 def _seen(host: TestHost, path: str) -> bool:
