@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.benchmarks.cycles import LIMIT_S, Cycles, whole
 from tests.e2e.fleet import BIND, server, warm_cache
+from tests.e2e.program import eventually
 from tests.hosts import HostFleet
 
 from gpurun import telemetry
@@ -45,11 +46,9 @@ class Killed(Cycles):
         self.desk.campaign(**CAMPAIGN)
         for _ in range(2):
             program = self.desk.bench()
-            program.wait_for(r"run \d{8}-", LIMIT_S)
-            began = time.monotonic()
             if program.finish(LIMIT_S) != 0:
                 raise SystemExit(program.stderr)
-            self.lasts_s = time.monotonic() - began
+        self.lines = len(program.lines)
         self.wanted = set(whole(self.stored(program.run)))
         self.before = self.look()
 
@@ -60,10 +59,13 @@ class Killed(Cycles):
         """One run that is killed and resumed; what is wrong after it."""
         program = self.desk.bench()
         run = self.stored(program.run)
-        at_s = chance.uniform(0, self.lasts_s)
-        time.sleep(at_s)  # the random moment
+        line, later_s = chance.randrange(2, self.lines - 1), chance.uniform(0, 1)
+        eventually(lambda: len(program.lines) >= line or program.process.poll() is not None, LIMIT_S)
+        time.sleep(later_s)  # the random moment: after any of the lines that it prints
         target = "network" if target == "connection" and chance.random() < 0.5 else target
-        self.told = f"{target} at {at_s:.1f} s" + ("" if self.kill(target, program, chance) else ", missed")
+        self.told = f"{target} {later_s:.1f} s after line {line}" + (
+            "" if self.kill(target, program, chance) else ", missed"
+        )
         code = program.finish(LIMIT_S)
         kept, problems, resumes = whole(run), [], 0
         first = len(kept)
@@ -82,7 +84,7 @@ class Killed(Cycles):
             aside = json.loads(path.read_text())
             if aside["status"] == "measured" and not telemetry.passing(aside["taints"]):
                 problems.append(f"measured twice: {path.parent.relative_to(run)}")
-        return problems + self.left(*self.before)
+        return problems + self.left("process", "port", "unit")
 
 
 def main() -> None:
@@ -97,7 +99,7 @@ def main() -> None:
         with HostFleet(1, kind="plain", bind=BIND, uv_cache=warm_cache(Path(name) / "uv")) as fleet:
             killed = Killed(fleet, Path(name) / "desk")
             killed.reference()
-            print(f"undisturbed: {len(killed.wanted)} samples in {killed.lasts_s:.0f} s", flush=True)
+            print(f"undisturbed: {len(killed.wanted)} samples, {killed.lines} lines", flush=True)
             for number in range(options.count):
                 target = TARGETS[number % len(TARGETS)]
                 problems = killed.trial(target, chance)
