@@ -98,16 +98,18 @@ def main() -> None:
         os.environ["TMPDIR"] = str(Path(name) / "tmp")  # gpurun's own temporary files are told from others'
         with HostFleet(1, kind="plain", bind=BIND, uv_cache=warm_cache(Path(name) / "uv")) as fleet:
             killed = Killed(fleet, Path(name) / "desk")
-            killed.reference()
-            print(f"undisturbed: {len(killed.wanted)} samples, {killed.lines} lines", flush=True)
-            for number in range(options.count):
-                target = TARGETS[number % len(TARGETS)]
-                problems = killed.trial(target, chance)
-                failed += bool(problems)
-                table[target] += not problems
-                print(f"{number + 1:2} {killed.told}: {'WRONG' if problems else 'whole'}", flush=True)
-                print("".join(f"    {problem[:600]}\n" for problem in problems), end="", flush=True)
-            killed.desk.end()
+            try:
+                killed.reference()
+                print(f"undisturbed: {len(killed.wanted)} samples, {killed.lines} lines", flush=True)
+                for number in range(options.count):
+                    target = TARGETS[number % len(TARGETS)]
+                    problems = killed.trial(target, chance)
+                    failed += bool(problems)
+                    table[target] += not problems
+                    print(f"{number + 1:2} {killed.told}: {'WRONG' if problems else 'whole'}", flush=True)
+                    print("".join(f"    {problem[:600]}\n" for problem in problems), end="", flush=True)
+            finally:
+                killed.desk.end()
     told = ", ".join(f"{target} {table[target]} whole" for target in TARGETS)
     print(f"{options.count} kills, {failed} wrong: {told}; load {os.getloadavg()[0]:.1f}")
     sys.exit(1 if failed else 0)
