@@ -8,6 +8,8 @@ against what gpurun does not find.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import os
 import signal
@@ -26,27 +28,32 @@ from tests.e2e.program import Place
 SERVER = Path(__file__).resolve().parents[1] / "e2e" / "server.py"
 STOPPED = 0.1  # seconds for each second that it ran
 TOKEN_S = 0.005
-# Python imports this at its start. The variable is in the baseline's environment as well, as 0.
-HOOK = f"""
-import os, runpy
-if float(os.environ.get("STOPPED") or 0):
-    own = os.getpid()
-    if not os.fork():
-        runpy.run_path({str(Path(__file__).resolve())!r})["stop_again_and_again"](own, float(os.environ["STOPPED"]))
-"""
 
 
 def stop_again_and_again(pid: int, share: float) -> None:
     """Keep a process, our parent, from running for `share` seconds after each second that it ran, in steps of 10 ms."""
     began = time.monotonic()
-    while os.getppid() == pid:
-        time.sleep(0.01)
-        os.kill(pid, signal.SIGSTOP)
-        stopped = time.monotonic()
-        time.sleep(max(0.0, share * (stopped - began)))
-        os.kill(pid, signal.SIGCONT)
-        began = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while os.getppid() == pid:
+            time.sleep(0.01)
+            os.kill(pid, signal.SIGSTOP)
+            stopped = time.monotonic()
+            time.sleep(max(0.0, share * (stopped - began)))
+            os.kill(pid, signal.SIGCONT)
+            began = time.monotonic()
     os._exit(0)
+
+
+# The engine's Python, which has no more than it needs, imports this at its start. The variable is in the baseline's
+# environment as well, as 0.
+HOOK = f"""
+import contextlib, os, signal, time
+{inspect.getsource(stop_again_and_again)}
+if float(os.environ.get("STOPPED") or 0):
+    own = os.getpid()
+    if not os.fork():
+        stop_again_and_again(own, float(os.environ["STOPPED"]))
+"""
 
 
 def campaign(folder: Path, stub: bool) -> dict[str, Any]:
