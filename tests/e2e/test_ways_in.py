@@ -58,11 +58,13 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
         first, second = (json.loads((directory / name).read_text()) for directory in (one, other))
         for document in (first, second):
             document.pop("command", None)
+            for sample in document["samples"] if name == "result.json" else ():
+                sample.pop("taints")  # a machine that others use too may mark one of them
             for facts in document["hosts"].values() if name == "manifest.json" else ():
                 facts.pop("skew_s", None)  # only the command line asks for the time twice
         assert shape(first) == shape(second), name
     files = [sorted(str(path.relative_to(directory)) for path in directory.rglob("*")) for directory in (one, other)]
-    assert files[0] == files[1]
+    assert [name for name in files[0] if "~" not in name] == [name for name in files[1] if "~" not in name]
 
 
 @pytest.mark.slow
