@@ -60,6 +60,8 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
             document.pop("command", None)
             for sample in document["samples"] if name == "result.json" else ():
                 sample.pop("taints")  # a machine that others use too may mark one of them
+                for sensed in [metric for metric in sample["metrics"] if metric.startswith("host_")]:
+                    sample["metrics"].pop(sensed)  # read once a second, which a load this short may miss
             for facts in document["hosts"].values() if name == "manifest.json" else ():
                 facts.pop("skew_s", None)  # only the command line asks for the time twice
         assert shape(first) == shape(second), name
