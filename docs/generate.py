@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes what the docs say of the command line, the campaign file, stored files and failures: from the code and data
-themselves, between the marks `<!-- made by docs/generate.py: NAME -->` and `<!-- end -->`.
+"""Writes the roles' READMEs, and what the docs say of the command line, the campaign file, stored files and failures:
+from the code and data themselves, the latter between `<!-- made by docs/generate.py: NAME -->` and `<!-- end -->`.
 
     python docs/generate.py          bring the docs up to date
     python docs/generate.py --check  exit with 1, and name what is not up to date
@@ -9,6 +9,7 @@ themselves, between the marks `<!-- made by docs/generate.py: NAME -->` and `<!-
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -176,13 +177,42 @@ def fresh(text: str) -> str:
     return MARKED.sub(lambda m: m[1] + "\n".join(PARTS[m[2]]()).rstrip() + "\n" + m[3], text)
 
 
+def role_readme(role: Path) -> str:
+    """What a role is for and takes, from its argument_specs and defaults."""
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+    given = role / "defaults/main.yml"
+    defaults = yaml.safe_load(given.read_text(encoding="utf-8")) if given.exists() else {}
+    lines = [f"# {role.name}", "", "Made by docs/generate.py from this role's argument_specs and defaults.", ""]
+    for entry, spec in specs.items():
+        lines += [f"## {entry}", "", f"{spec['short_description']}.", ""]
+        about = spec.get("description", [])
+        lines += [*([about] if isinstance(about, str) else about), ""]
+        rows = (role_row(name, one, defaults) for name, one in spec.get("options", {}).items())
+        lines += [*table(("variable", "kind", "default", "meaning"), rows), ""] if spec.get("options") else []
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def role_row(name: str, one: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    choices = " or ".join(f"`{choice}`" for choice in one.get("choices", ()))
+    preset = "required" if one.get("required") else f"`{json.dumps(defaults[name])}`" if name in defaults else ""
+    about = one["description"]
+    return f"`{name}`", choices or one["type"], preset, about if isinstance(about, str) else " ".join(about)
+
+
+def documents() -> Iterator[tuple[Path, str]]:
+    """Every document that is made here, wholly or in part, and what it should be."""
+    for path in sorted(DOCS.glob("*.md")):
+        yield path, fresh(path.read_text(encoding="utf-8"))
+    for role in sorted(DOCS.parent.glob("roles/*")):
+        yield role / "README.md", role_readme(role)
+
+
 def main() -> None:
     stale = []
-    for path in sorted(DOCS.glob("*.md")):
-        before = path.read_text(encoding="utf-8")
-        after = fresh(before)
+    for path, after in documents():
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before != after:
-            stale.append(path.name)
+            stale.append(str(path.relative_to(DOCS.parent)))
             if "--check" not in sys.argv:
                 path.write_text(after, encoding="utf-8")
     if "--check" in sys.argv and stale:

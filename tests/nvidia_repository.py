@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tests.hosts import TestHost
@@ -24,7 +25,15 @@ KERNEL = "6.1.0-30-amd64"
 MACHINE = "/srv/machine"  # what stands for /proc and /sys on a host: the role's `provision_root`
 OFFICIAL = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
-_SMI = Path(__file__).parent / "fixtures/nvidia/nvidia_smi.py"
+_LIBCUDA = Path(__file__).parent / "fixtures/nvidia/libcuda.c"
+_SMI = r"""#!/bin/sh
+version=$(grep -o '[0-9]\{3\}[.][0-9.]*' /run/kernel/nvidia/version 2>/dev/null) || {
+  echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."; exit 9; }
+case $1 in *fabric*) version="Completed, Success" ;; esac
+for class in /srv/machine/sys/bus/pci/devices/*/class; do
+  case $(cat "$class") in 0x0300*|0x0302*) echo "$version" ;; esac
+done
+"""
 _BUILD = """#!/bin/sh
 set -e
 [ ! -e /run/hold-postinst ] || {{ touch /run/postinst-runs; sleep 300; }}
@@ -36,7 +45,11 @@ mkdir -p updates/dkms
 echo "NVRM version: NVIDIA UNIX {flavour}Kernel Module for x86_64  {version}  Release Build" > updates/dkms/nvidia.ko
 """
 _CLEAN = "#!/bin/sh\nrm -f /lib/modules/*/updates/dkms/nvidia.ko\n"
-_FM_UNIT = "[Unit]\nDescription=stand-in\n[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+_NVCC = r"""#!/bin/sh
+case $1 in --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;; *) printf '\177ELF' > "$4" ;; esac
+"""
+_FM_UNIT = "[Unit]\nDescription=stand-in\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n"
+_FM_UNIT += "[Install]\nWantedBy=multi-user.target\n"
 
 
 class Repository:
@@ -91,9 +104,18 @@ class Repository:
         if not (place / KEYRING).exists():
             self._keyring(place, distribution)
         for version in versions:
-            names = _ubuntu(version) if distribution.startswith("ubuntu") else _debian()
+            names = _ubuntu(version) if distribution.startswith("ubuntu") else _debian(version)
             for name, one in names.items():
                 self._deb(place, name, version + suffix, version, one)
+        self._index(place)
+
+    def publish_cuda(self, distribution: str) -> None:
+        """CUDA 13.0 as it is, and a 13.9 that brings a driver along."""
+        place = self.root / "repos" / distribution / "x86_64"
+        nvcc = {"usr/local/cuda-13.0/bin/nvcc": _NVCC}
+        self._deb(place, "cuda-nvcc-13-0", "13.0.88-1", "", {"files": nvcc})
+        self._deb(place, "cuda-toolkit-13-0", "13.0.3-1", "", {"depends": "cuda-nvcc-13-0"})
+        self._deb(place, "cuda-toolkit-13-9", "13.9.0-1", "", {"depends": "nvidia-driver-cuda"})
         self._index(place)
 
     def publish_system(self) -> None:
@@ -184,7 +206,8 @@ class Repository:
         for version in versions:
             module = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build"
             ko = {f"/lib/modules/{KERNEL}/extra/nvidia.ko": module}
-            lib = {f"/usr/lib64/libcuda.so.{version}": ""}
+            # Debian, on which this is tried, does not look for libraries in lib64.
+            lib = {f"/usr/lib64/libcuda.so.{version}": "", "/usr/lib/libcuda.so.1": libcuda(version)}
             built.append(self._rpm(place, "kmod-nvidia-open-dkms", version, ko, "3"))
             built.append(
                 self._rpm(place, "nvidia-driver-cuda", version, lib, "3", f"kmod-nvidia-open-dkms = 3:{version}-1.el9")
@@ -202,7 +225,13 @@ class Repository:
         subprocess.run(["createrepo_c", "-q", str(place)], check=True)
 
     def _rpm(
-        self, place: Path, name: str, version: str, files: Mapping[str, str], epoch: str = "0", requires: str = ""
+        self,
+        place: Path,
+        name: str,
+        version: str,
+        files: Mapping[str, str | bytes],
+        epoch: str = "0",
+        requires: str = "",
     ) -> Path:
         top = self.folder / "rpmbuild"
         shutil.rmtree(top, ignore_errors=True)
@@ -212,7 +241,7 @@ class Repository:
         spec += f"Requires: {requires}\n" if requires else ""
         spec += "%description\nstand-in\n%install\nmkdir -p %{buildroot}\n"
         for number, (path, content) in enumerate(files.items()):
-            (top / str(number)).write_text(content)
+            (top / str(number)).write_bytes(content if isinstance(content, bytes) else content.encode())
             spec += f"install -D -m 644 {top}/{number} %{{buildroot}}{path}\n"
         spec += "%files\n" + "".join(f"{path}\n" for path in files)
         (top / "x.spec").write_text(spec)
@@ -237,15 +266,30 @@ class Repository:
         subprocess.run(["gpgconf", "--homedir", str(self._gnupg), "--kill", "all"], check=False, capture_output=True)
 
 
-def _debian() -> dict[str, dict[str, object]]:
-    libcuda = {"usr/lib/x86_64-linux-gnu/libcuda.so.{version}": ""}
+@cache
+def libcuda(version: str) -> bytes:
+    """A stand-in of the driver's library that works with a module of this version only."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{folder}/libcuda.so.1"
+        build = ["gcc", "-shared", "-fPIC", "-O1", f'-DVERSION="  {version}  "', "-o", target, str(_LIBCUDA)]
+        subprocess.run(build, check=True)
+        return Path(target).read_bytes()
+
+
+def _libcuda(version: str) -> dict[str, str | bytes]:
+    place = "usr/lib/x86_64-linux-gnu/libcuda.so"
+    return {f"{place}.{version}": "", f"{place}.1": libcuda(version)}
+
+
+def _debian(version: str) -> dict[str, dict[str, object]]:
+    libcuda = _libcuda(version)
     unit = {"lib/systemd/system/nvidia-fabricmanager.service": _FM_UNIT}
     return {
         "libcuda1": {"files": libcuda},
         "nvidia-kernel-open-dkms": {"module": "open", "conflicts": "nvidia-kernel-dkms"},
         "nvidia-kernel-dkms": {"module": "proprietary", "conflicts": "nvidia-kernel-open-dkms"},
         "nvidia-driver-cuda": {"depends": "libcuda1 (= {full}), nvidia-smi (= {full})"},
-        "nvidia-smi": {"files": {"usr/bin/nvidia-smi": _SMI.read_bytes()}},
+        "nvidia-smi": {"files": {"usr/bin/nvidia-smi": _SMI}},
         "nvidia-persistenced": {},
         "nvidia-fabricmanager": {"files": unit},
         "libnvidia-nscq": {},
@@ -257,7 +301,7 @@ def _ubuntu(version: str) -> dict[str, dict[str, object]]:
     branch = version.partition(".")[0]
     tag = f"-{branch}" if int(branch) < 590 else ""
     other = {"": "-580", "-580": ""}.get(tag, "")
-    libcuda = {"usr/lib/x86_64-linux-gnu/libcuda.so.{version}": ""}
+    libcuda = _libcuda(version)
     module = f"nvidia-dkms{tag}-open" if tag else "nvidia-dkms-open"
     rival = "nvidia-dkms-open" if tag else "nvidia-dkms-580-open"
     return {

@@ -22,6 +22,7 @@ from gpurun.validity import ask
 
 BIND = "127.0.0.1"
 BIND_FOR_OTHERS = "0.0.0.0"  # noqa: S104 (another host sends the load, and readiness is asked on the host itself)
+OTHER_PYTHON = "3.12"
 UNNAMED_MODEL = "default"
 
 
@@ -122,7 +123,7 @@ def launch(case: Case, host: str, facts: Mapping[str, Any]) -> Launch:
 
     install = None
     if installs is not None:
-        install = to_install(engine, version, home_of(facts))
+        install = to_install(engine, version, context["host"])
         install["prefetch"] = install["prefetch"] if context["gpus"] else []
     about = {"name": engine.name, "version": version}
     if program:
@@ -156,12 +157,17 @@ def place_of(engine: Engine, version: str | None, home: str) -> dict[str, Any]:
     return {"version": version, "dir": place, **paths}
 
 
-def to_install(engine: Engine, version: str | None, home: str) -> dict[str, Any]:
-    """What the role `engine` is told about an engine that gpurun installs (one with `install`)."""
+def to_install(engine: Engine, version: str | None, host: Mapping[str, Any]) -> dict[str, Any]:
+    """What the role `engine` is told about an engine that gpurun installs (one with `install`) on a host.
+
+    Locks are for Python 3.11 and later: where the host's own is older, uv brings one.
+    """
     assert engine.install is not None
-    own = {"engine": place_of(engine, version, home)}
+    own = {"engine": place_of(engine, version, home_of({"host": host}))}
     told = {key: render_tree(getattr(engine.install, key), own) for key in ("packages", "python", "check", "prefetch")}
     lock = f"{engine.name}-{version}.txt" if version in engine.install.locked else None
+    if lock and tuple(map(int, str(host.get("python", {}).get("version", "3.11")).split(".")[:2])) < (3, 11):
+        told["python"] = told["python"] or OTHER_PYTHON
     return {"name": engine.name, "version": version, "launcher": engine.launcher, "lock": lock, **told}
 
 

@@ -6,16 +6,17 @@ What is known about GPUs, systems, branches and packages is in data/provisioning
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.hardware import branch_of, gpus_of, knowledge
-from gpurun.repositories import pin_text, specs, without_repository
+from gpurun.repositories import newest, pin_text, specs, without_repository
 from gpurun.target import Facts, Target, Wanted
 from gpurun.template import holds, render
 from gpurun.text import numbers
 
+HOME_COMPONENTS = ("cuda", "engine")  # which lie, also or only, in gpurun's folder of the login user
 PIN = {"apt": "/etc/apt/preferences.d/gpurun-nvidia", "dnf": "/etc/dnf/plugins/versionlock.list"}
 
 
@@ -51,6 +52,7 @@ class Decision:
     driver: dict[str, Any] = field(default_factory=dict)
     fabric: dict[str, Any] = field(default_factory=dict)
     toolkit: dict[str, Any] = field(default_factory=dict)
+    cuda: dict[str, Any] = field(default_factory=dict)
     remove: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,11 +67,21 @@ def decide(
     else:
         _decide_driver(decision, host)
         _decide_toolkit(decision, host)
-    known = {**host.known(), "is_controller": is_controller, "removes": bool(decision.steps) and bool(wanted.remove)}
+        _decide_cuda(decision, host)
+    removes = any(step.role == "driver" for step in decision.steps) and bool(wanted.remove)
+    known = {**host.known(), "is_controller": is_controller, "removes": removes}
     for rule in knowledge()["refusals"]:
         if holds(rule["when"], known):
             decision.refusals.append(Refusal(rule["check"], render(rule["say"], known), render(rule["fix"], known)))
     return decision
+
+
+def refusal_text(refusals: Sequence[Refusal]) -> str:
+    """For the end of a task; empty where nothing is refused."""
+    if not refusals:
+        return ""
+    said = "; ".join(f"{one.check}: {one.say}" for one in refusals)
+    return f"{said}\nhint: {'; '.join(dict.fromkeys(one.fix for one in refusals))}"
 
 
 def expected_reboot(decision: Decision, facts: Facts) -> list[str]:
@@ -85,8 +97,8 @@ def expected_reboot(decision: Decision, facts: Facts) -> list[str]:
 def reboot_reasons(facts: Facts, wanted: Wanted) -> list[str]:
     """Why a host needs a reboot, now that everything is installed (or removed)."""
     module, reasons = facts["module"], []
-    if "driver" in wanted.remove:
-        return ["the removed driver is still loaded"] if module["loaded"] else []
+    if wanted.remove:
+        return ["the removed driver is still loaded"] if "driver" in wanted.remove and module["loaded"] else []
     if not wanted.driver or facts["machine"] != "full":
         return []
     if module["nouveau"]:
@@ -101,7 +113,7 @@ def reboot_reasons(facts: Facts, wanted: Wanted) -> list[str]:
 def problems(facts: Facts, wanted: Wanted) -> list[str]:
     """What is wrong with the driver of a host on which everything was done, rebooted where need be."""
     module, found = facts["module"], []
-    if not wanted.driver or "driver" in wanted.remove or not (gpus_of(facts) or module["loaded"]):
+    if not wanted.driver or wanted.remove or not (gpus_of(facts) or module["loaded"]):
         return []
     if not module["loaded"]:
         found.append("the module nvidia is not loaded: `dmesg` and the log of DKMS tell why")
@@ -141,12 +153,7 @@ def _decide_driver(decision: Decision, host: Target) -> None:
     fabric = bool(host.fabric) and not host.kept and (host.changes or host.fabric_missing())
     if not (host.changes or fabric or (wanted.version == "latest" and host.index is None)) or not host.system:
         return
-    decision.look = {
-        "url": host.url,
-        "manager": facts["manager"],
-        "patterns": knowledge()["patterns"],
-        "system": [*host.headers, *host.meta_headers(), *host.compiler],
-    }
+    decision.look = _look(host, [*host.headers, *host.meta_headers(), *host.compiler])
     if not (host.changes or fabric):
         return
     _decide_repository(decision, host)
@@ -183,6 +190,31 @@ def _decide_driver(decision: Decision, host: Target) -> None:
         }
 
 
+def _look(host: Target, system: list[str]) -> dict[str, Any]:
+    return {
+        "url": host.url,
+        "manager": host.facts["manager"],
+        "patterns": knowledge()["patterns"],
+        "system": system,
+    }
+
+
+def _decide_cuda(decision: Decision, host: Target) -> None:
+    if not host.adds_cuda or not host.system:
+        return
+    decision.look = decision.look or _look(host, [])
+    if not decision.repository:
+        _decide_repository(decision, host)
+    versions = (host.index or {}).get("packages", {}).get(host.cuda_package, ())
+    pairs = {host.cuda_package: newest(versions)} if versions else {}
+    decision.steps.append(Step("cuda", f"install {host.cuda_package}", f"CUDA {host.wanted.cuda} was asked for"))
+    decision.cuda = {
+        "specs": specs(host.facts["manager"], pairs),
+        "never": knowledge()["driver_pattern"] + "|^cuda-drivers",
+        "differs": host.differs(pairs),
+    }
+
+
 def _decide_repository(decision: Decision, host: Target) -> None:
     facts, system = host.facts, host.system or {}
     official = f"{knowledge()['url']}/{system.get('repository')}/{host.repo_arch}"
@@ -201,7 +233,7 @@ def _decide_repository(decision: Decision, host: Target) -> None:
     keyed = facts["manager"] != "apt" or "cuda-keyring" in host.packages
     add = not (keyed and host.url in present)
     if add:
-        decision.steps.append(Step("repository", f"add {host.url}", "it has the driver's packages"))
+        decision.steps.append(Step("repository", f"add {host.url}", "it has the packages"))
     decision.repository = {
         "add": add,
         "url": host.url,
@@ -238,6 +270,8 @@ def _decide_removal(decision: Decision, host: Target) -> None:
         ledger = host.facts["ledger"].get(component, {})
         packages, files = ledger.get("packages", []), ledger.get("files", [])
         if not packages and not files:
+            if component in HOME_COMPONENTS:
+                continue
             decision.notes.append(f"gpurun has installed no {component} here")
             continue
         told = f"{len(packages)} packages" if len(packages) != 1 else packages[0]

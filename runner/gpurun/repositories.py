@@ -82,7 +82,11 @@ def _in_version(index: Index, choices: Sequence[Sequence[str]], version: str) ->
 def _release(versions: Sequence[str], version: str | None) -> str | None:
     """The newest packaging of a version."""
     fitting = [one for one in versions if version is None or upstream(one) == version]
-    return max(fitting, key=numbers, default=None)
+    return newest(fitting) if fitting else None
+
+
+def newest(versions: Iterable[str]) -> str:
+    return max(versions, key=numbers)
 
 
 def specs(manager: str, packages: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from gpurun.repositories import Choice, best_available, resolve, upstream
 from gpurun.text import numbers
 
 Facts = Mapping[str, Any]
+_TOOLKIT = "cuda-toolkit-13-"
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Wanted:
     mode: str = "compute"
     reboot: str = "if_required"
     toolkit: bool = False
-    cuda: bool = False
+    cuda: str = ""  # such as 13.0; "": none
+    cuda_from: str = "repository"  # or `wheels`, which are the login user's
     remove: tuple[str, ...] = ()
     url: str = ""
     toolkit_url: str = ""
@@ -56,6 +59,8 @@ class Target:
         )
         self.kept = self._kept()
         self.changes = wanted.driver and not wanted.remove and facts["machine"] == "full" and not self._satisfied()
+        self.cuda_package = self._cuda_package()
+        self.adds_cuda = bool(self.cuda_package) and not self._has_cuda()
         self.headers, self.lacking_headers = self._system_packages(self._headers())
         self.compiler, self.lacking_compiler = self._system_packages(self._compilers())
         self.chosen: Choice | None = None
@@ -71,13 +76,18 @@ class Target:
         old = [gpu for gpu in self.gpus if wanted.branch > gpu.get("last", 9999)]
         new = [gpu for gpu in self.gpus if wanted.branch < gpu.get("first", 0)]
         idle = knowledge()["idle_users"]
-        needs = knowledge()["disk_mib"].items()
+        data = knowledge()
+        needs = Counter(data["disk_mib"] if self.changes else {})
+        needs.update(data["cuda"]["disk_mib"] if self.adds_cuda else {})
         free = {place: (size or 0) >> 20 for place, size in facts["disk_free"].items()}
         return {
             **facts,
             "wanted": wanted,
             "index": self.index,
             "changes": self.changes,
+            "adds_cuda": self.adds_cuda,
+            "cuda_package": self.cuda_package,
+            "available_cuda": [name for name in (self.index or {}).get("packages", ()) if name.startswith(_TOOLKIT)],
             "system": self.system,
             "supported": list(
                 dict.fromkeys(f"{s['match']} {s['version']}" for s in knowledge()["systems"] if "packages" in s)
@@ -98,7 +108,7 @@ class Target:
             "bad_kernel": self.chosen and bad_kernel(self.chosen.version, facts["kernel"]),
             "low_disk": [
                 {"place": place, "free_mib": free[place], "needs_mib": least}
-                for place, least in needs
+                for place, least in needs.items()
                 if free.get(place, least) < least
             ],
             "foreign": [] if self.kept else self.foreign,
@@ -151,6 +161,18 @@ class Target:
             and module["open"] == (self.wanted.flavour == "open")
             and self.wanted.version in ("", module["loaded"])
         )
+
+    def _cuda_package(self) -> str:
+        """The package that was asked for, or ""."""
+        wanted = self.wanted
+        if not wanted.cuda or wanted.cuda_from != "repository" or wanted.remove:
+            return ""
+        major, _, minor = wanted.cuda.partition(".")
+        return str(knowledge()["cuda"]["package"]).replace("MAJOR", major).replace("MINOR", minor)
+
+    def _has_cuda(self) -> bool:
+        installed = self.packages.get(self.cuda_package, {}).get("state") == "installed"
+        return installed and "before" not in self.facts["ledger"].get("cuda", {})
 
     def _satisfied(self) -> bool:
         if self.kept:

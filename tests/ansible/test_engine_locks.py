@@ -35,15 +35,16 @@ def test_every_lock_is_whole_and_every_locked_version_has_one() -> None:
 @pytest.mark.parametrize("name", [name for name in engine_names() if load_engine(name).install])
 def test_what_an_engine_means_without_a_version_is_locked(name: str) -> None:
     engine = load_engine(name)
-    told = to_install(engine, engine.default_version, "/h")
+    told = to_install(engine, engine.default_version, {})
     assert ROOT / "roles/engine/files/locks" / told["lock"] in LOCKS
     assert told["packages"][0].partition("==")[2] == engine.default_version
-    assert to_install(engine, "0.1", "/h")["lock"] is None
+    assert to_install(engine, "0.1", {})["lock"] is None
+    assert to_install(engine, engine.default_version, {"python": {"version": "3.9.21"}})["python"] == "3.12"
 
 
 def test_llamacpp_from_its_lock(tmp_path: Path) -> None:
     engine = load_engine("llamacpp")
-    told = to_install(engine, engine.default_version, str(tmp_path))
+    told = to_install(engine, engine.default_version, {"home": str(tmp_path)})
     variables = {f"engine_{key}": value for key, value in told.items()}
     done = play(tmp_path, "engine", {"gpurun_home": str(tmp_path), **variables})
     assert (done["status"], done["versions"]) == ("complete", {"xllamacpp": engine.default_version})

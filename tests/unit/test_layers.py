@@ -23,7 +23,7 @@ PURE = (
     *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
     *("fit.check", "effective", "started"),
     *("tools", "loads", "foreign", "counters", "telemetry", "validity", "outcome"),
-    *("provisioning", "target", "hardware", "repositories"),
+    *("provisioning", "target", "hardware", "repositories", "environments", "verification"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),
 )
 EDGE = (

@@ -95,7 +95,7 @@ def test_bare_host_gets_the_newest_of_the_branch() -> None:
     assert decision.driver["version"] == "580.178.04"
     assert decision.driver["specs"] == [f"{name}=580.178.04-1" for name in COMPUTE]
     assert [(step.role, step.why) for step in decision.steps] == [
-        ("repository", "it has the driver's packages"),
+        ("repository", "it has the packages"),
         ("driver", "no driver is installed"),
         ("driver", f"modules for kernel {KERNEL} are built here"),  # the headers of kernels to come
     ]
@@ -245,7 +245,7 @@ REFUSED: list[tuple[str, dict[str, Any], Wanted, dict[str, Any] | None]] = [
     ("flavour", facts("1db4"), Wanted(), None),
     ("branch", facts("1db4"), Wanted(branch=595, flavour="proprietary"), None),
     ("branch", facts("2bb5"), Wanted(branch=535), None),
-    ("cuda", facts("1db4"), Wanted(flavour="proprietary", cuda=True), None),
+    ("cuda", facts("1db4"), Wanted(flavour="proprietary", cuda="13.0"), None),
     ("secure_boot", facts(secure_boot=True), Wanted(), None),
     ("kernel", facts(kernels={"6.1.0-31-amd64": {}}, kernel="6.1.0-29-amd64"), Wanted(), None),
     ("headers", facts(**NO_HEADERS), Wanted(), OLD_HEADERS),

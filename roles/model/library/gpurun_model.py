@@ -50,7 +50,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-status: {description: complete or working., type: str, returned: always}
+status: {description: "complete or working; missing, in check mode.", type: str, returned: always}
 path: {description: The model's file or folder., type: str, returned: when complete}
 bytes: {description: Size of all its files., type: int, returned: when complete}
 sha256: {description: "Checksum of a single file that was fetched, else null.", type: str, returned: when complete}
@@ -202,7 +202,7 @@ def main():
         model = Fetched(module.params)
         marker = model.complete()
         if marker is None and module.check_mode:
-            module.exit_json(changed=True, status="complete")
+            module.exit_json(changed=True, status="missing")
         if marker is None:
             news = carry_on(str(model.folder), model.make, module.params["wait_s"], module.params["life_s"])
             if news["status"] == "working":

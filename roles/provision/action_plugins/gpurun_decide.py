@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun.provisioning import decide, expected_reboot, look_for, problems, reboot_reasons
+from gpurun.provisioning import decide, expected_reboot, look_for, problems, reboot_reasons, refusal_text
 from gpurun.target import Wanted
 
 
@@ -30,6 +31,8 @@ class ActionModule(ActionBase):
         branch = str(given.pop("branch"))
         if branch != "none" and not branch.isdigit():
             raise AnsibleActionFail(f"`{branch}` is no driver branch: give a number such as 580, or none")
+        if given["cuda"] and not re.fullmatch(r"13\.\d+", str(given["cuda"])):
+            raise AnsibleActionFail(f"`{given['cuda']}` is no version of CUDA 13: give one such as 13.0")
         driver = branch != "none"
         wanted = Wanted(
             driver=driver, branch=int(branch) if driver else 0, **{**given, "remove": tuple(given["remove"])}
@@ -48,16 +51,14 @@ def _decide(wanted: Wanted, facts: Any, index: Any, is_controller: bool) -> dict
     decision = decide(facts, wanted, index, is_controller=is_controller)
     final = decision.look is None or index is not None or bool(decision.refusals)
     reasons = expected_reboot(decision, facts)
-    refused = "; ".join(f"{one.check}: {one.say}" for one in decision.refusals)
-    hints = "; ".join(dict.fromkeys(one.fix for one in decision.refusals))
-    status = "refused" if refused else "planned" if decision.steps else "ok"
+    status = "refused" if decision.refusals else "planned" if decision.steps else "ok"
     told = {key: asdict(decision)[key] for key in ("summary", "steps", "refusals", "notes")}
     return {
         "changed": False,
         "decision": asdict(decision),
         "roles": [] if wanted.remove else list(dict.fromkeys(step.role for step in decision.steps)),
         "reboot_expected": bool(reasons) and wanted.reboot != "never" and not is_controller,
-        "refused": f"{refused}\nhint: {hints}" if refused else "",
+        "refused": refusal_text(decision.refusals),
         **({"provision": {**told, "status": status, "reboot_reasons": reasons}} if final else {}),
     }
 

@@ -79,7 +79,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-status: {description: complete or working., type: str, returned: always}
+status: {description: "complete or working; missing, in check mode.", type: str, returned: always}
 dir: {description: The environment's folder., type: str, returned: when complete}
 python: {description: Its Python., type: str, returned: when complete}
 versions: {description: Version of each package pinned without condition., type: dict, returned: when complete}
@@ -245,7 +245,9 @@ def main():
     marker, seconds, changed = wanted.complete(), 0.0, False
     todo = marker is None or bool(wanted.unbuilt(marker))
     if module.check_mode:
-        module.exit_json(changed=todo, status="complete", dir=str(wanted.path), python=str(wanted.python))
+        module.exit_json(
+            changed=todo, status="missing" if todo else "complete", dir=str(wanted.path), python=str(wanted.python)
+        )
     try:
         if todo:
             news = carry_on(str(wanted.path), wanted.make, module.params["wait_s"], module.params["life_s"])

@@ -1,4 +1,4 @@
-"""`gpurun provision`: bring hosts to a working driver."""
+"""`gpurun provision`: bring hosts from a bare system to serving."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _SHOWN = {
     "Install headers and compiler",
     "Install the driver",
     "Install the packages",
+    "Install CUDA",
+    "Install CUDA from wheels",
+    "Install the engine",
+    "Fetch the model",
+    "Try and judge",
     "Remove packages",
     "Reboot now",
 }
@@ -27,8 +32,8 @@ _SHOWN = {
 
 # Of the role's options those that are the command line's too.
 _OPTIONS = (
-    *("driver_branch", "driver_version", "flavour", "mode", "toolkit"),
-    *("reboot", "remove", "repository_url", "keyring_sha256", "without_gpu"),
+    *("driver_branch", "driver_version", "flavour", "mode", "toolkit", "cuda", "cuda_from", "engines", "models"),
+    *("reboot", "remove", "repository_url", "keyring_sha256", "without_gpu", "reports"),
 )
 
 
@@ -38,14 +43,15 @@ def _of_the_role(command: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(_OPTIONS):
         spec = specs[f"provision_{name}"]
         told = spec["description"][0].lower() + spec["description"][1:].rstrip(".")
+        option = name.replace("_", "-").removesuffix("s" if spec["type"] == "list" else "")
         more: dict[str, Any] = {"default": spec["default"], "show_default": bool(spec["default"])}
         more |= (
             {"type": click.Choice(spec["choices"])}
             if "choices" in spec
-            else {"metavar": name.rpartition("_")[2].upper()}
+            else {"metavar": option.rpartition("-")[2].upper()}
         )
         more |= {"is_flag": spec["type"] == "bool", "multiple": spec["type"] == "list"}
-        command = click.option("--" + name.replace("_", "-"), help=told, **more)(command)
+        command = click.option(f"--{option}", name, help=told, **more)(command)
     return command
 
 
@@ -60,14 +66,22 @@ def _of_the_role(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(
     inventory: Path | None, limit: str | None, plan: bool, check: bool, diff: bool, as_json: bool, **wanted: Any
 ) -> int:
-    """Bring the hosts of the group gpu_hosts to a working driver; what cannot work is refused before it is touched.
+    """Bring the hosts of the group gpu_hosts from a bare system to serving: driver, CUDA, engines, models, checks.
 
-    Run again, it changes nothing. An installed driver stays at its version until another is asked for.
+    What cannot work is refused before anything is touched. Run again, it changes nothing. An installed driver stays at
+    its version until another is asked for.
     """
+    from gpurun.environments import check_cuda, engines_on, models_on
     from gpurun.errors import HostError
     from gpurun.reachability import told
     from gpurun.texts import fill
 
+    wanted["models"] = tuple(_model(text) for text in wanted["models"])
+    engines_on({}, wanted["engines"], {}, gpus=False)
+    models_on({}, wanted["models"])
+    check_cuda(wanted["cuda"] if wanted["cuda_from"] == "wheels" else "")
+    if wanted["reports"]:
+        wanted["reports"] = str(Path(wanted["reports"]).absolute())
     flags = [*(["--check"] if check else []), *(["--diff"] if diff else [])]
     # What is not given stays as the inventory has it.
     context = click.get_current_context()
@@ -77,6 +91,9 @@ def command(
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
     hosts, lost = _run(inventory, limit, {**given, "provision_plan": plan}, flags)
+    for known in hosts.values():  # what was planned first and then done is no longer planned
+        if known.get("status") in ("ok", "planned"):
+            known["status"] = "planned" if (plan or check) and known.get("steps") else "ok"
     document = {"schema": "gpurun.provision/1", "hosts": hosts}
     if not as_json:
         click.echo(fill("provision.txt.j2", hosts=hosts))
@@ -112,7 +129,7 @@ def _run(
                 told.add((event.host, task))  # a task may be several, of which one is not skipped
                 click.echo(f"{event.host}: {task.lower()}", err=True)
             elif event.kind == "ok":
-                known.update(event.result.get("provision", {}))
+                _learn(known, event.result)
                 if event.result.get("changed"):
                     known["changed"].append(task)
                 for change in _differences(event.result) if "--diff" in flags else ():
@@ -129,6 +146,20 @@ def _run(
         if known["status"] in (None, "ok", "planned"):
             known["status"] = "failed"
     return hosts, outcome.lost
+
+
+def _model(text: str) -> Any:
+    from gpurun.load import load_text
+
+    return load_text(text, "--model").root.plain
+
+
+def _learn(known: dict[str, Any], result: Mapping[str, Any]) -> None:
+    """What a task says of a host: lists grow, all else is replaced."""
+    for key, value in result.get("provision", {}).items():
+        known[key] = [*known.get(key, []), *value] if key in ("steps", "refusals", "notes") else value
+    if result.get("note"):
+        known.setdefault("notes", []).append(result["note"])
 
 
 def _differences(result: Mapping[str, Any]) -> list[str]:
