@@ -51,7 +51,7 @@ def _of_the_role(command: Callable[..., Any]) -> Callable[..., Any]:
             else {"metavar": option.rpartition("-")[2].upper()}
         )
         more |= {"is_flag": spec["type"] == "bool", "multiple": spec["type"] == "list"}
-        command = click.option(f"--{option}", name, help=told, **more)(command)
+        command = click.option(f"--{option}", name, cls=options.Option, help=told, **more)(command)
     return command
 
 
