@@ -16,11 +16,15 @@ SUITE = "bookworm"
 PACKAGES = (
     "ca-certificates",
     "dbus",
+    "dnf",  # for hosts that say they are of the RPM family, as rpm and dnf-plugins-core
+    "dnf-plugins-core",
     "iproute2",
     "libpam-systemd",  # ssh logins become sessions, as on real hosts
     "openssh-server",
     "procps",
     "python3",
+    "python3-apt",
+    "rpm",
     "sudo",
     "systemd",
     "systemd-sysv",
