@@ -217,7 +217,7 @@ def test_removal_takes_everything_back(machine: Machine) -> None:
     assert done["status"] == "ok" and loaded(machine.host) is None
     assert packages(machine.host) == machine.before
     left = machine.host.inside(
-        ["sh", "-c", "find /etc /var/lib/gpurun -name '*gpurun*' -o -name 'cuda-*' -o -name driver.json"]
+        ["sh", "-c", "find /etc /var/lib -name '*gpurun*' -o -name 'cuda-*' -o -name driver.json"]
     )
     assert left == ""
     assert machine.run("--remove", "driver")["notes"] == ["gpurun has installed no driver here"]

@@ -47,6 +47,7 @@ ledger:
   type: dict
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -85,6 +86,9 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if state == "absent":
             path.unlink()
+            with contextlib.suppress(OSError):  # not empty
+                path.parent.rmdir()
+                path.parent.parent.rmdir()
         else:
             partial = path.with_suffix(".new")
             partial.write_text(json.dumps(after), encoding="utf-8")
