@@ -13,9 +13,9 @@ import yaml
 from tests.awx.api import TOKEN, Awx
 from tests.awx.job import checkout
 from tests.e2e.test_docs import DOCS, blocks
-from tests.unit import stored
+from tests.stores import begin, measure
 
-from gpurun.remote import Remote
+from gpurun import steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_every_command_of_the_awx_page_runs(tmp_path: Path) -> None:
     here = checkout(tmp_path / "gpurun")
     url = f"file://{tmp_path / 'store'}"
-    run = stored.run(tmp_path / "results", {"baseline": [80.0], "other": [81.0]}, requests=2)
-    run.write_plan({**run.plan, "hosts": ["localhost"]})
-    Remote(url).push(run)
+    run = begin(tmp_path / "results", url, run="awx-17")
+    measure(run, "alpha")
+    assert steps.close_run(run).not_stored == ""
     said: list[str] = []
     with Awx(here) as awx:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -35,13 +35,13 @@ def test_every_command_of_the_awx_page_runs(tmp_path: Path) -> None:
             if language == "yaml":
                 (here / text.split("\n", 1)[0].removeprefix("# ")).write_text(text)
             for command in re.findall(r"^\$ (.*)$", text, re.MULTILINE) if language == "console" else []:
-                argv = ["bash", "-euo", "pipefail", "-c", command.replace("awx-17", run.manifest.run)]
+                argv = ["bash", "-euo", "pipefail", "-c", command]
                 done = subprocess.run(argv, cwd=here, env=env, capture_output=True, text=True, check=False)
                 assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
                 said.append(done.stdout)
     assert len(said) == len(re.findall(r"^\$ ", (DOCS / "awx.md").read_text(), re.MULTILINE)) == 7
     assert "changed=0 " in said[4]
-    assert run.manifest.run in said[5] and said[6].strip().endswith("report.html")
+    assert "awx-17" in said[5] and said[6].strip().endswith("report.html")
     site = yaml.safe_load((here / "my-site.yml").read_text())
     assert awx.named("projects", "gpurun")["scm_url"] == site["gpurun_awx_project_url"]
     assert {item["name"] for item in awx.objects["hosts"]} == set(site["gpurun_awx_hosts"])
