@@ -225,6 +225,7 @@ def test_slices_of_the_hosts_are_one_run(site: Site) -> None:
     assert {one.host for one in site.run("awx-70").samples()} == {host.name for host in site.fleet.hosts}
     report = site.job("report", gpurun_report_run="awx-70").run()
     assert report.status == "successful", report.stdout
+    assert all(host.name in (site.store / "fleet/awx-70/report.md").read_text() for host in site.fleet.hosts)
 
 
 def test_credentials_of_awx_reach_store_and_hosts(site: Site) -> None:
