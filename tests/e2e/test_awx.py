@@ -142,7 +142,7 @@ def test_a_job_measures_what_the_command_line_does(
     assert shapes[0]["verdict"] == ["worse"]
     lines = [(one.directory / "events.jsonl").read_text().splitlines() for one in (run, other)]
     kinds = [{json.loads(line)["event"] for line in told} for told in lines]
-    assert kinds[0] == kinds[1]
+    assert kinds[0] == kinds[1] - {"StageStarted"}  # which the command line alone tells: AWX shows plays
 
     # What goes on to the next nodes of a workflow: small, and told in words.
     summary = job.artifacts["gpurun_summary"]
