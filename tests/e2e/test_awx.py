@@ -177,7 +177,7 @@ def second_sample(job: Job) -> None:
 
 
 def cut_short(site: Site, job: Job) -> set[tuple[int, str | None]]:
-    """What a job that has ended early left: samples in the store, and a server that ends by its own limit. Returns round
+    """What a job that has ended early left: samples in the store, and a server that ends by its limit. Returns round
     and begin of each sample."""
     host, run = site.fleet[0], site.run("awx-1")
     assert job.status != "successful"
