@@ -9,12 +9,16 @@ from tests.unit.test_provisioning import REFUSED
 
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs/provisioning.md").read_text().partition("| # | Report |")[2]
-FILES = {True: "tests/unit/test_provisioning.py", False: "tests/e2e/test_provision.py"}
+FILES = {
+    True: ("tests/unit/test_provisioning.py", "tests/unit/test_provision_cuda.py"),
+    False: ("tests/e2e/test_provision.py", "tests/e2e/test_provision_cuda.py"),
+}
 
 
 def test_every_report_names_tests_that_exist() -> None:
     missing, numbers = [], set()
-    defined = {unit: re.findall(r"^def test_(\w+)", (ROOT / path).read_text(), re.M) for unit, path in FILES.items()}
+    texts = {unit: "".join((ROOT / path).read_text() for path in paths) for unit, paths in FILES.items()}
+    defined = {unit: re.findall(r"^def test_(\w+)", text, re.M) for unit, text in texts.items()}
     for line in TABLE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) != 4 or cells[0] == "#":
