@@ -194,6 +194,8 @@ def test_what_a_lost_node_had_measured_is_kept_and_gone_on_with(site: Site) -> N
     job.lose_node()
     assert jobs_of_gpurun(host), "nothing was left that has to end"
     first = cut_short(site, job)
+    # Of a controller on another machine, only silence tells that it is dead: a job would wait for the host, this does not.
+    assert site.job("stop", gpurun_run_id="awx-1").run().status == "successful"
     again = site.bench(SLOW, hosts=[host.name], gpurun_resume="awx-1").run()
     assert again.status == "successful", again.stdout
     now = site.run("awx-1").samples()
@@ -205,6 +207,7 @@ def test_a_job_over_its_time_limit_leaves_no_server(site: Site) -> None:
     job = site.bench({**SLOW, "rounds": 30}, hosts=[site.fleet[0].name], timeout_s=90).run(200)
     assert job.status == "timeout", job.stdout
     cut_short(site, job)
+    assert site.job("stop", gpurun_run_id="awx-1").run().status == "successful"
 
 
 def test_the_stop_template_ends_what_a_lost_job_left(site: Site) -> None:
