@@ -4,6 +4,7 @@ this process's environment, against booted hosts. What they leave is in the stor
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,15 @@ def text(campaign: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, ee: Path, project: Path, two: HostFleet) -> Iterator[Site]:
-    here = Site(tmp_path, ee, project, two)
+def folder() -> Iterator[Path]:
+    """Short, as AWX's own are: ssh's sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="awx_", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def site(folder: Path, ee: Path, project: Path, two: HostFleet) -> Iterator[Site]:
+    here = Site(folder, ee, project, two)
     yield here
     here.end()
     assert [jobs_of_gpurun(host) for host in two.hosts] == [[], []]
@@ -107,14 +115,14 @@ def planned(run: RunStore) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("which", ["ee", "newer_ee"])
 def test_a_job_measures_what_the_command_line_does(
-    which: str, request: pytest.FixtureRequest, tmp_path: Path, project: Path, two: HostFleet
+    which: str, request: pytest.FixtureRequest, folder: Path, project: Path, two: HostFleet
 ) -> None:
-    site = Site(tmp_path, request.getfixturevalue(which), project, two)
+    site = Site(folder, request.getfixturevalue(which), project, two)
     job = site.bench(CAMPAIGN).run()
     assert job.status == "successful", job.stdout
     run = site.run("awx-1")
 
-    desk = Desk(tmp_path / "desk", inventory_of(two))
+    desk = Desk(folder / "desk", inventory_of(two))
     desk.campaign(**CAMPAIGN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", PLANTED)

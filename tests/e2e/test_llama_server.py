@@ -58,6 +58,6 @@ def test_real_llama_server(place: Place, path: str) -> None:
         assert "commit" in sample["engine"]["version"]
     assert samples["baseline"]["metrics"]["output_tokens"] == 32
     assert samples["no-fa"]["failure"]["class"] == "bad_flag" and samples["no-fa"]["failure"]["expected"]
-    (settings,) = place.folder.glob("results/e2e/*/samples/1/baseline-*/*/settings.json")
+    (settings,) = place.folder.glob("results/e2e/*/samples/1/baseline-*/here/settings.json")
     assert json.loads(settings.read_text())["resolved"]["n_ctx_slot"] == "512"
     place.nothing_left()

@@ -60,7 +60,7 @@ def while_loading(program: Program, fleet: HostFleet) -> list[str]:
 
 
 def stored(desk: Desk, run: str) -> tuple[Path, dict[str, Any]]:
-    (path,) = (desk.folder / "results" / "fleet" / run / "samples").glob("*/*/*/sample.json")
+    path, *_ = sorted((desk.folder / "results" / "fleet" / run / "samples").glob("*/*/*/sample.json"))
     return path.parent, json.loads(path.read_text())
 
 

@@ -78,7 +78,10 @@ def collect(home: str) -> dict[str, object]:
 
 def cuda_home(place: Path) -> str | None:
     """The newest CUDA 13 with a compiler: installed by gpurun for this user, else the system's."""
-    own = (env.parent for env in place.glob("cuda/*/.complete"))
+    try:
+        own = [env.parent for env in place.glob("cuda/*/.complete")]
+    except PermissionError:  # another user's
+        own = []
     homes = [home for env in own for home in env.glob("lib/python3*/site-packages/nvidia/cu13")]
     for found in (homes, list(Path("/usr/local").glob("cuda-13*"))):
         usable = [home for home in found if (home / "bin" / "nvcc").exists()]
