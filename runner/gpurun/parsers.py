@@ -183,6 +183,6 @@ def _problems(raw: Mapping[str, Any], good: _Requests, failed: int) -> list[str]
         (uncounted, f"{uncounted} usage: their tokens are counted by events"),
         (over, f"the server counts more tokens than were asked for in {over} of {len(good)} answers"),
         (silent, f"{silent} text: they have no time to first token"),
-        (again, f"retries: {again} requests were sent once more, as the server had closed their connection"),
+        (again, f"retries: {again} requests were sent once more, as the server closed their connection after a wait"),
     ]
     return [text for wrong, text in checks if wrong]

@@ -10,6 +10,7 @@ In tests: `with Stub(behaviour="drop") as stub: ... stub.url, stub.requests`. Be
     no_usage  no usage in the last event            close     no framing: the end of the connection ends the body
     cut       ends the body well, but without [DONE] and without a finish reason
     hang_up   closes each connection after an answer that promised to keep it
+    late      the same, but only when the next request on it has waited for 50 ms
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ class Stub:
         assert task is not None
         self._serving.add(task)
         try:
-            while await self._answer(reader, writer):
-                pass
+            kept = False
+            while await self._answer(reader, writer, kept):
+                kept = True
             await writer.drain()
             writer.close()
             await writer.wait_closed()
@@ -84,12 +86,15 @@ class Stub:
             writer.transport.abort()
             self._serving.discard(task)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool = False) -> bool:
         """One request and its answer; whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, path, _ = head.split(" ", 2)
         length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
         body = json.loads(await reader.readexactly(length) or b"{}")
+        if kept and self.behaviour == "late":
+            await asyncio.sleep(0.05)
+            return False
         if method == "POST":
             self.requests.append((path, body))
         if path.endswith("/completions") and self.behaviour == "error500":

@@ -19,4 +19,4 @@ stub server, mean TTFT is 0.04 ms too high at 32 streams and 2 ms at 256; a plai
 too high, and it saturates at a fifth of the request rate. tests/benchmarks/load_tool.py measures both, side by side.
 """
 
-__version__ = "1.1"
+__version__ = "1.2"

@@ -17,6 +17,7 @@ _monotonic = time.monotonic_ns
 _TICK_NS = 250_000_000  # how often deadlines and progress are looked at
 _SLICE = 32  # fragments decoded at a time when nothing is ready: about 0.2 ms
 _BACKLOG = 1 << 17  # more undecoded fragments than this are decoded at once, to bound memory (some 60 MB)
+_RETRY_COSTS_NS = 10_000_000  # what a connection that is closed between two requests never takes
 
 
 class Pool:
@@ -238,8 +239,9 @@ class Window:
         self.active.pop(exchange, None)
         if connection.used and not exchange.status and not exchange.retried and not self.stopping:
             # The server closed a kept connection just when we wrote: it never saw the request. Once more, on a new one.
+            # Servers that close without a word after each answer are seen at once; only what cost time is counted.
             exchange.retried = True
-            self.retries += 1
+            self.retries += _monotonic() - exchange.sent > _RETRY_COSTS_NS
             self._send(exchange, self.pool.connect())
             return
         exchange.end = _monotonic()
