@@ -81,6 +81,7 @@ class Progress:
             case events.SampleFinished(where):
                 self._active.pop(where.host, None)
                 self.done += 1
+                self.samples = max(self.samples, self.done)  # what is tainted is measured again
                 self.last_number = event.number or self.last_number
                 failure = event.sample.failure
                 self._last[where.host] = f"✗ {failure.klass}" if failure else event.number

@@ -30,6 +30,7 @@ class Pool:
         self.idle: list[Connection] = []
         self.backlog: deque[tuple[Exchange, int, bytes | None]] = deque()
         self.late_ns = 0
+        self.keeps = True  # whether the server keeps connections open, as it promises
 
     def connect(self) -> Connection:
         connection = Connection(self._family, self._address, self.backlog.append)
@@ -220,7 +221,7 @@ class Window:
         assert exchange is not None
         self.pool.backlog.append((exchange, exchange.end, None))
         connection.exchange, connection.done, connection.used = None, False, True
-        if alive and connection.reusable:
+        if alive and connection.reusable and self.pool.keeps:
             self.pool.idle.append(connection)
         else:
             self.pool.drop(connection)
@@ -240,7 +241,8 @@ class Window:
         if connection.used and not exchange.status and not exchange.retried and not self.stopping:
             # The server closed a kept connection just when we wrote: it never saw the request. Once more, on a new one.
             # Servers that close without a word after each answer are seen at once; only what cost time is counted.
-            exchange.retried = True
+            # It is not asked to keep one again: what is not seen in time ends in the time to the first token.
+            exchange.retried, self.pool.keeps = True, False
             self.retries += _monotonic() - exchange.sent > _RETRY_COSTS_NS
             self._send(exchange, self.pool.connect())
             return
