@@ -19,7 +19,7 @@ from tests.hosts import HostFleet, TestHost
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(900)]
 START_S = 300.0  # 40 s on two idle cores
-OUTPUT_TOKENS = 32
+OUTPUT_TOKENS = 64
 # On the host: once answers come, ends the server's engine as the kernel would; its API server goes on for seconds. Then
 # tells how the server ended.
 KILL_ENGINE = """
@@ -82,7 +82,13 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "binary": str(engine.program),
             "model": {"path": str(engine.model), "name": "tiny"},
             "flags": {"enforce-eager": True},  # the hosts have no compiler
-            "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+            "env": {
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # its threads spin: one leaves a processor to the load client
+                "OMP_NUM_THREADS": "1",
+            },
         },
         variants={
             "killed": {"server": {"flags": {"max-num-seqs": 16}}},
