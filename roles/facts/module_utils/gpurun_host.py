@@ -41,6 +41,7 @@ def collect(home: str) -> dict[str, object]:
     if memory_limit is not None and memory_limit < total:
         total, available = memory_limit, min(available, max(0, memory_limit - memory_current))
     logical, cores, sockets, model = _cpuinfo()
+    commands = {name: find_command(name) for name in COMMANDS}
     return {
         "name": socket.gethostname(),
         "hostname": socket.gethostname(),
@@ -67,8 +68,8 @@ def collect(home: str) -> dict[str, object]:
         "container": _container(),
         "user": _user(),
         "uid": os.getuid(),
-        "commands": {name: find_command(name) for name in COMMANDS},
-        "engine_versions": {name: version for name in ENGINES if (version := _version(find_command(name)))},
+        "commands": commands,
+        "engine_versions": {name: version for name in ENGINES if (version := _version(commands[name]))},
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
         "machine_id": _read("/etc/machine-id"),
         "clock_unix": time.time(),
@@ -101,9 +102,9 @@ def _version(program: str | None) -> str | None:
     if program is None:
         return None
     name, beside = Path(program).name, Path(program).resolve().parent.parent
-    for package in {name, "tensorrt_llm" if name == "trtllm-serve" else name}:
-        for found in beside.glob(f"lib/python3*/site-packages/{package}-*.dist-info"):
-            return found.name[len(package) + 1 : -len(".dist-info")]
+    package = "tensorrt_llm" if name == "trtllm-serve" else name
+    for found in beside.glob(f"lib/python3*/site-packages/{package}-*.dist-info"):
+        return found.name[len(package) + 1 : -len(".dist-info")]
     if name != "llama-server":
         return None
     try:
