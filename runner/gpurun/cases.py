@@ -27,6 +27,7 @@ from gpurun.tools import misfits
 from gpurun.tree import Node, digest
 
 MAX_CASES = 2000
+MAX_SAMPLES = 100_000  # on one host; the plan holds each of them
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ def check(document: Document, overrides: Sequence[str] = (), only: Sequence[str]
     complaints = Complaints(document.problems)
     campaign = complaints.read(Campaign, document.root)
     cases = _Expansion(complaints.leave_out(document.root), complaints).cases(only)
+    samples = len(cases) * campaign.rounds * campaign.repeats if campaign else 0
+    if samples > MAX_SAMPLES:
+        message = f"these rounds make {samples} samples on each host; at most {MAX_SAMPLES} are planned"
+        complaints.add(message, document.root, ("rounds",), key=True)
     if campaign is None or complaints.problems:
         raise ConfigError(complaints.sorted())
     campaign._document = document

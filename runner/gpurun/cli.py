@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import tempfile
@@ -126,4 +127,7 @@ def guarded(call: Callable[[], Any]) -> int:
 
 def main() -> None:
     """Entry point of the `gpurun` program. A verb returns its exit code, or None for 0."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may be any bytes, a locale may lack any letter
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(guarded(lambda: gpurun.main(prog_name="gpurun", standalone_mode=False)))

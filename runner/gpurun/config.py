@@ -23,6 +23,7 @@ _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
 _InFlight = Annotated[int, Field(ge=1, le=20_000)]  # connections from one address to one port: Linux has 28 000
 _MOST_REQUESTS = 1_000_000  # raw.json has some 500 bytes of each, and comes home whole
+_Tokens = Annotated[int, Field(ge=1, le=10_000_000)]  # the longest context of any model
 _Requests = Annotated[int, Field(ge=1, le=_MOST_REQUESTS)]
 _Words = Annotated[list[str], Field(min_length=1)]
 _Values = Annotated[list[Any], Field(min_length=1)]
@@ -156,8 +157,8 @@ class Data(Section):
     """What is asked: random words, repetitive text (speculative decoding finds something in it), or a prompt file."""
 
     kind: Literal["synthetic", "text", "file"] = "synthetic"
-    prompt_tokens: _Count | None = _key("tokens of each prompt")
-    output_tokens: _Count = Field(description="tokens of each answer")
+    prompt_tokens: _Tokens | None = _key("tokens of each prompt")
+    output_tokens: _Tokens = Field(description="tokens of each answer")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same prompts")
     path: fields.AbsolutePath | None = _key("kind `file`: JSON lines with `prompt`, on the host that sends the load")
 

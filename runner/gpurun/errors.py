@@ -10,6 +10,7 @@ GpurunError              anything a user can cause or cure; carries the exit cod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,6 +20,11 @@ ODD_DATA = (
     *(ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError),
 )
+
+
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # tabs, and what a terminal would act upon
+_WIDEST, _BEFORE = 160, 100  # characters of a source line, and those before what is wrong
+_MOST_SAID = 600
 
 
 class ExitCode(IntEnum):
@@ -49,6 +55,14 @@ class Mark:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
 
+    def excerpt(self) -> tuple[str, int]:
+        """The source line as a screen can show it, of a long one the part around the place, and where in it that is."""
+        text = _NOT_SHOWN.sub(" ", self.text)
+        begin = max(0, self.column - 1 - _BEFORE) if len(text) > _WIDEST else 0
+        end = begin + _WIDEST
+        dots = ["…" if cut else "" for cut in (begin > 0, end < len(text))]
+        return dots[0] + text[begin:end] + dots[1], self.column - 1 - begin + len(dots[0])
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -70,23 +84,29 @@ class Problem:
 
     def render(self) -> str:
         """Plain text, several lines, without a trailing newline; understandable without colour."""
-        lines = [f"error: {self.message}"]
+        lines = [f"error: {_brief(self.message)}"]
         if self.mark is not None:
             gutter = " " * len(str(self.mark.line))
+            text, caret = self.mark.excerpt()
             note = f" expected one of: {', '.join(self.allowed)}" if self.allowed else ""
             lines += [
                 f"{gutter}--> {self.mark}",
                 f"{gutter} |",
-                f"{self.mark.line} | {self.mark.text}",
-                f"{gutter} | {' ' * (self.mark.column - 1)}{'^' * max(1, self.mark.length)}{note}",
+                f"{self.mark.line} | {text}",
+                f"{gutter} | {' ' * caret}{'^' * max(1, min(self.mark.length, len(text) - caret))}{note}",
             ]
         elif self.allowed:
             lines.append(f"  expected one of: {', '.join(self.allowed)}")
         if self.nearest is not None:
             lines.append(f"hint: did you mean `{self.nearest}`?")
         if self.hint is not None:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {_brief(self.hint)}")
         return "\n".join(lines)
+
+
+def _brief(text: str) -> str:
+    """Without the middle of a value that nobody would read."""
+    return text if len(text) < _MOST_SAID else f"{text[:_WIDEST]} … {text[-_WIDEST:]}"
 
 
 class GpurunError(Exception):

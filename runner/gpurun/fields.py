@@ -22,8 +22,10 @@ METRICS = (
 """What a campaign can judge by: the names that `parsers` gives."""
 
 MESSAGES: dict[str, dict[str, Any]] = table("messages")
-_DURATION = r"^(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?$"
-_PERCENTAGE = r"^(\d+(?:\.\d+)?)\s*%$"
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]+)?"  # no more digits: a float has an end, and so has the time of a systemd unit
+_DURATION = rf"^(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?(?:([0-9]{{1,9}})ms)?$"
+_PERCENTAGE = rf"^({_NUMBER})\s*%$"
+_LONGEST_S = 366 * 24 * 3600.0
 
 
 class Complaint(ValueError):
@@ -57,7 +59,10 @@ def duration(value: object) -> float:
     match = re.fullmatch(_DURATION, value) if isinstance(value, str) and value else None
     if match is not None:
         units = (3600, 60, 1, 0.001)
-        return sum(float(number) * unit for number, unit in zip(match.groups(), units, strict=True) if number)
+        seconds = sum(float(number) * unit for number, unit in zip(match.groups(), units, strict=True) if number)
+        if seconds > _LONGEST_S:
+            raise Complaint("longer than a year", hint="write the longest time that you would wait, such as `12h`")
+        return seconds
     if (isinstance(value, (int, float)) and not isinstance(value, bool)) or re.fullmatch(r"[\d.]+", str(value)):
         raise Complaint("a duration needs a unit", hint=f"write `{value}s` for seconds, or use ms, m, h: `1h30m`")
     raise Complaint("not a duration", hint="write it as `90s`, `15m`, `1h30m` or `500ms`")
@@ -99,7 +104,8 @@ def _flag_value(value: object) -> object:
 
 def _env_value(value: object) -> object:
     if isinstance(value, (bool, float, list, dict)):
-        raise Complaint("an environment variable is text", hint=f'put it in quotes, such as "{str(value).lower()}"')
+        hint = "" if isinstance(value, (list, dict)) else f', such as "{str(value).lower()}"'
+        raise Complaint("an environment variable is text", hint=f"put it in quotes{hint}")
     return str(value) if isinstance(value, int) else value
 
 

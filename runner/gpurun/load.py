@@ -27,6 +27,8 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+][0-9]+)?|[-+]?(0|[1-9][0-9]*)\.([eE][-+][0-9]+)?")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _TRAP = re.compile(r"[-+]?(0o?[0-9_]+|\.(inf|nan))", re.IGNORECASE)  # not the same to YAML 1.2 as to PyYAML
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what ends a line to YAML
+_NO_CHARACTER = re.compile(r"\\U(?!00(?:0[0-9a-fA-F]|10))[0-9a-fA-F]{8}")
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")
 
 
@@ -95,7 +97,7 @@ class _Reader:
 
     def __init__(self, name: str, text: str, before: str = "") -> None:
         self.name, self.text, self.shift = name, text, len(before)
-        self.lines = [line.rstrip("\r").replace("\t", " ") for line in (before + text).split("\n")]
+        self.lines = _BREAK.split(before + text)
         self.problems: list[Problem] = []
         self.nodes = 0
 
@@ -112,6 +114,10 @@ class _Reader:
             problem = Problem(f"the character U+{code:04X} is not allowed in YAML", mark, hint=hint)
         except RecursionError:
             problem = Problem("the file is nested too deeply", self.mark(0, 0))
+        except ValueError:  # PyYAML asks for such a character
+            before = _NO_CHARACTER.split(self.text)[0]
+            mark = self.mark(before.count("\n"), len(before) - before.rfind("\n") - 1)
+            problem = Problem("there is no character of this number", mark, hint=r"the last one is `\U0010FFFF`")
         else:
             return node
         raise ConfigError([problem]) from None
@@ -136,7 +142,9 @@ class _Reader:
         for key_node, value_node in node.value:
             key = self.scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                self.complain("a key must be text", key_node, "put it in quotes")
+                braces = isinstance(key_node, yaml.MappingNode)
+                hint = 'a template stands in quotes: "{{ host.cpus }}"' if braces else "put it in quotes"
+                self.complain("a key must be text", key_node, hint)
             elif key == "<<" and key_node.style is None:
                 hint = "baseline and variants already merge with `server`; write the rest out"
                 self.complain("merge keys (`<<`) are not supported", key_node, hint)

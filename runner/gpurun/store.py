@@ -302,7 +302,7 @@ def name_run(results_dir: Path, store: RunStore, name: str) -> None:
 
 def safe_name(name: str, kind: str) -> str:
     """`name`, where it is one harmless path component. ConfigError otherwise: separators, `..`, control characters."""
-    if not _NAME.fullmatch(name) or len(name.encode()) > 200:
+    if not _NAME.fullmatch(name) or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(f"{name!r} cannot be the name of a {kind}", hint="use letters, digits, dots and hyphens")
     return name
 

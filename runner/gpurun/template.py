@@ -49,17 +49,17 @@ def is_template(text: str) -> bool:
 
 def render(text: str, context: Mapping[str, Any]) -> str:
     """The text with its templates filled in. TemplateError says what is wrong with it."""
-    if not is_template(text):
+    if not is_template(text) and 4 * len(text) <= MAX_BYTES:
         return text
     try:
         _environment().steps = 0
-        result = _compiled(text).render(context)
+        result = _compiled(text).render(context) if is_template(text) else text
     except _FAILURES as error:
         raise TemplateError(_reason(error)) from None
+    if len(result) > MAX_BYTES or len(result.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise TemplateError(f"it gives more than {MAX_BYTES} bytes, which no program can be given as one argument")
     if "\0" in result or any("\ud800" <= char <= "\udfff" for char in result):
         raise TemplateError("it gives a NUL or half a surrogate pair, which no program can be given")
-    if len(result.encode()) > MAX_BYTES:
-        raise TemplateError(f"it gives more than {MAX_BYTES} bytes, which no program can be given as one argument")
     return result
 
 
@@ -107,7 +107,7 @@ def _reason(error: Exception) -> str:
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja2's sandbox, which also ends what would not end by itself, or not while somebody waits."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})  # which are then not computed while a template is read
     steps = 0
 
     def step(self) -> str:
@@ -119,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
-        if all(isinstance(one, int) for one in sizes):
+        if operator != "%" and all(isinstance(one, int) for one in sizes):
             numbers = all(isinstance(one, int) for one in (left, right))
             bits = [one.bit_length() for one in sizes]
             size = bits[0] * sizes[1] if operator == "**" else sum(bits) if numbers else sizes[0] * sizes[1]

@@ -117,6 +117,29 @@ def gpurun(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_names_of_any_bytes_and_letters_are_printed_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
+    name = os.fsdecode(b"\xff \xe6\x97\xa5.yml")
+    (tmp_path / name).write_text((ROOT / "campaigns/quickstart.yml").read_text().replace("Leaves", "日本"))
+    for verb in (["validate"], ["plan", "-c"]):
+        argv = [sys.executable, "-m", "gpurun", *verb, name]
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), done
+
+
+def test_stop_of_a_star_is_not_stop_of_everything() -> None:
+    told = CliRunner().invoke(cli.gpurun, ["stop", "*"])
+    assert isinstance(told.exception, ConfigError) and "--all" in str(told.exception)
+
+
+@pytest.mark.parametrize("words", [["stop"], ["init", "x", "--from-command"]])
+def test_bytes_that_are_no_text_are_the_users_mistake(words: list[str], tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "gpurun", *words, os.fsdecode(b"vllm serve \xff")]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "error: " in done.stderr and not list(tmp_path.iterdir())
+
+
 def test_a_misspelt_verb_is_told_the_nearest() -> None:
     done = gpurun("bnech")
     assert done.returncode == 2

@@ -95,6 +95,19 @@ def test_what_is_not_a_percentage(text: object) -> None:
         percentage(text)
 
 
+@pytest.mark.parametrize("text", ["9999h", f"{'9' * 400}s", f"{'9' * 400}h", "٣s"])
+def test_a_time_that_no_machine_waits_is_refused(text: str) -> None:
+    (problem,) = problems(f"timeouts.start={text}")
+    assert "a year" in problem.message or "not a duration" in problem.message
+
+
+def test_sizes_that_nothing_can_measure_are_refused_before_they_are_planned() -> None:
+    assert "not a percentage" in problems(f"compare.metrics.ttft_p99_ms.threshold={'9' * 400}%")[0].message
+    assert "at most 10000000" in problems("benchmarks.chat.data.prompt_tokens=1000000000000")[0].message
+    (problem,) = problems("rounds=1000", "repeats=1000")
+    assert "samples on each host; at most 100000" in problem.message and problem.mark is not None
+
+
 def test_a_time_limit_of_nothing_is_refused() -> None:
     assert "longer than nothing" in problems("timeouts.stop=0s")[0].message
 

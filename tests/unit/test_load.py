@@ -105,6 +105,7 @@ def test_scalars(text: str, value: object) -> None:
         ("a: b: c", "broken YAML: mapping values are not allowed here", (1, 5)),
         ("a: *x", "broken YAML: there is no anchor for the alias 'x'", (1, 4)),
         ("a: \x07", "the character U+0007 is not allowed in YAML", (1, 4)),
+        ('x: 1\na: "b\\U00110000"', "there is no character of this number", (2, 6)),
         ("a: 'x", "broken YAML: found unexpected end of stream", (1, 6)),
         ("a: 1\n---\nb: 2", "broken YAML: but found another document", (2, 1)),
         ("a: " + "[" * 3000, "the file is nested too deeply", (1, 1)),
@@ -128,6 +129,27 @@ def test_aliases_work_and_cannot_explode() -> None:
 @pytest.mark.parametrize("tag", ["!!python/object:os.system x", "!custom x", "!!binary aGk=", "!!set {a: }"])
 def test_tags_are_refused(tag: str) -> None:
     assert "the tag" in load_text(f"a: {tag}", "f.yml").problems[0].message
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x85", "\u2028"])
+def test_a_complaint_shows_its_line_whatever_ends_lines(end: str) -> None:
+    (problem,) = load_text(f"a: 1{end}b:  on{end}", "f.yml").problems
+    assert where(problem) == (2, 5, 2)
+    assert "2 | b:  on\n  |     ^^" in problem.render()
+
+
+def test_of_a_long_line_the_part_around_the_problem_is_shown() -> None:
+    for text in (f"a: [{'x, ' * 4_000}on, {'y, ' * 4_000}]", f"a: {'0' * 100_000}"):
+        (problem,) = load_text(text, "f.yml").problems
+        lines = problem.render().splitlines()
+        assert max(map(len, lines)) < 700
+        caret = lines[4].index("^")
+        assert lines[3][caret : caret + 2] in ("on", "00")
+
+
+def test_a_template_without_quotes_is_told_what_it_lacks() -> None:
+    (problem,) = load_text("threads: {{ host.cpus }}", "f.yml").problems
+    assert "quotes" in str(problem.hint) and "{{ host.cpus }}" in str(problem.hint)
 
 
 @pytest.mark.parametrize("text", ["1: a", "true: a", "null: a", "? [a, b]\n: c", "1.5: a"])

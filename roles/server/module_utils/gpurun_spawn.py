@@ -203,8 +203,8 @@ def _start_supervisor(job: Job, unit: str | None, wanted: State, container: Stat
     properties = [
         "Type=exec",
         "KillMode=control-group",
-        f"RuntimeMaxSec={limit_s:g}",
-        f"TimeoutStopSec={wanted['stop_s'] + 30:g}",
+        f"RuntimeMaxSec={limit_s:.3f}",  # systemd reads no exponents
+        f"TimeoutStopSec={wanted['stop_s'] + 30:.3f}",
         "OOMPolicy=continue",  # the supervisor tells which process was killed; the default would end all, as if asked
         "MemoryAccounting=yes",  # a counter of its own tells whether the kernel's OOM killer ended something of it
         "LimitMEMLOCK=infinity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def command(directory: Path, shell: str | None) -> None:
     if shell is not None:
         from gpurun.from_command import campaign_from
 
-        text = sys.stdin.read() if shell == "-" else shell
+        try:
+            text = (sys.stdin.buffer.read() if shell == "-" else os.fsencode(shell)).decode()
+        except UnicodeDecodeError:
+            raise ConfigError("the command is not UTF-8 text") from None
         files["campaign.yml"], launch = campaign_from(text)
         to_fill_in = launch.open
         if (directory / "campaign.yml").exists():

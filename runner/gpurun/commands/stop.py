@@ -31,7 +31,7 @@ def command(
     from gpurun.reachability import told
     from gpurun.texts import fill
 
-    if (run is None) != everything:
+    if (run is None) != everything or run == "*":  # which a shell leaves in an empty folder, and hosts take for any
         raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")
     wanted = "*" if everything or run is None else _whole_id(results, run)
     with Controller(inventory, limit=limit) as controller:
