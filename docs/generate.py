@@ -25,6 +25,7 @@ from gpurun.errors import ExitCode
 from gpurun.manifest import Manifest
 from gpurun.report.view import failure_classes
 from gpurun.samples import Sample
+from gpurun.text import plural
 
 DOCS = Path(__file__).parent
 SIGNATURES = Path(inspect.getfile(cli)).parent / "data" / "signatures"
@@ -140,7 +141,7 @@ def default(one: Mapping[str, Any], required: bool) -> str:
     if required:
         return "required"
     value = one.get("default")
-    return "" if value in (None, [], {}) else f"`{value}`"
+    return "" if value in (None, [], {}, "") else f"`{value}`"
 
 
 def failures() -> Iterator[str]:
@@ -152,7 +153,7 @@ def failures() -> Iterator[str]:
         yield from (f"- What to do: {told['do']}", "")
         mine = [one for one in known if one["class"] == klass]
         if mine:
-            yield from ("<details>", f"<summary>{len(mine)} signatures</summary>", "")
+            yield from ("<details>", f"<summary>{plural(len(mine), 'signature')}</summary>", "")
             yield from table(("signature", "phase", "advice", "source"), map(signature_row, mine))
             yield from ("", "</details>", "")
 

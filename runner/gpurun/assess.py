@@ -54,7 +54,10 @@ def assess(
 
     `settings`: what servers resolved to, by the id of the sample that they started for."""
     planned, rounds, rules = plan["samples"], int(plan["rounds"]), compare.Rules.of(plan["compare"])
-    cases = compare.cases_of(planned)
+    place = {
+        case.get("case"): number for number, case in enumerate(plan.get("cases", ()))
+    }  # a round's order is another one
+    cases = compare.cases_of(sorted(planned, key=lambda item: place.get(item["case"], 0)))
     of: dict[str, list[Sample]] = {case.id: [] for case in cases}
     samples = [sample for sample in samples if sample.case in of]
     of |= group(samples, lambda sample: sample.case)

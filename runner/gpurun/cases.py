@@ -20,7 +20,7 @@ from gpurun.engines import Engine
 from gpurun.errors import ConfigError, Problem
 from gpurun.load import Document, load_file
 from gpurun.matrix import Axis, Point, benchmark_at, points, read_axes, read_exclude, same
-from gpurun.resolve import check_nulls, check_script, check_server, check_texts, fingerprint, resolve
+from gpurun.resolve import check_nulls, check_script, check_secrets, check_server, check_texts, fingerprint, resolve
 from gpurun.samples import AGAIN, BASELINE
 from gpurun.text import setting
 from gpurun.tools import misfits
@@ -63,6 +63,7 @@ def check(document: Document, overrides: Sequence[str] = (), only: Sequence[str]
     document = apply_overrides(document, overrides)
     complaints = Complaints(document.problems)
     campaign = complaints.read(Campaign, document.root)
+    check_secrets(document.root, complaints)
     cases = _Expansion(complaints.leave_out(document.root), complaints).cases(only)
     samples = len(cases) * campaign.rounds * campaign.repeats if campaign else 0
     if samples > MAX_SAMPLES:

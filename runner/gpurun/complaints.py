@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,10 +33,11 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 class Complaints:
     """Problems so far. `left_out` are the paths in the file whose values are left out because of one: what may only
-    follow from that is not said as well."""
+    follow from that is not said as well. `hidden` are texts that none of them shows."""
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self.problems = list(problems)
+        self.hidden: list[str] = []
         self.left_out: list[KeyPath] = []
         self._wrong: list[KeyPath] = []
 
@@ -77,8 +79,17 @@ class Complaints:
 
     def sorted(self) -> list[Problem]:
         """In the order of the file, each said once; those without a position first."""
-        once = {(each.message, each.mark): each for each in reversed(self.problems)}
+        once = {(each.message, each.mark): each for each in map(self._veiled, reversed(self.problems))}
         return sorted(once.values(), key=lambda p: (p.mark.file, p.mark.line, p.mark.column) if p.mark else ("", 0, 0))
+
+    def _veiled(self, problem: Problem) -> Problem:
+        mark = problem.mark and replace(problem.mark, text=self._veil(problem.mark.text))
+        return replace(problem, message=self._veil(problem.message), mark=mark)
+
+    def _veil(self, text: str) -> str:
+        for secret in self.hidden:
+            text = text.replace(secret, "*" * len(secret))
+        return text
 
     def _said(self, detail: ErrorDetails, node: Node, under: KeyPath) -> dict[str, Any]:
         """The arguments of `add` for one of pydantic's errors."""

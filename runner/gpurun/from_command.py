@@ -19,13 +19,11 @@ from gpurun.catalogue import Catalogue, Option, nearest_version, shipped
 from gpurun.check_flags import Part, Reading
 from gpurun.engines import Engine, canonical, flag_argv, load_engine
 from gpurun.find_launch import LAUNCHES, find_launch, image_at
+from gpurun.redact import SECRET_VALUE, reveals
 from gpurun.shell import ASSIGNMENT, OPEN
 from gpurun.template import is_template
 
 FILL_IN = "FILL-IN"
-_SECRET_NAME = re.compile(LAUNCHES["secret_names"])
-_SECRET_VALUE = re.compile(LAUNCHES["secret_values"])
-_NAMED = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[:=]")  # in JSON, a URL's query, a header, a label
 _TEMPLATE = resources.files("gpurun") / "data" / "init" / "from_command.yml.txt"
 
 
@@ -102,7 +100,7 @@ class Launch:
             elif option in ("--gpus", "--device") and "device=" in value:
                 devices = re.search(r"device=([\d,]+)", value)
                 self.exported["CUDA_VISIBLE_DEVICES"] = devices.group(1) if devices else FILL_IN
-            elif _reveals(f"{option}={value}"):
+            elif reveals(f"{option}={value}"):
                 self.leave(option, "its value is a secret and is not written")
             elif option not in ("-e", "--env", *known["dropped"]):
                 args += [option + equals + value] if equals or option in known["switches"] else [option, value]
@@ -139,7 +137,7 @@ class Launch:
         if wrappers:
             self.leave(" ".join(wrappers), "gpurun starts the server itself; what this does to it is not taken over")
         for name, value in found.items():
-            if _reveals(f"{name}={value}"):
+            if reveals(f"{name}={value}"):
                 if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
                     self.server.setdefault("secrets", []).append(name)
                 else:
@@ -171,7 +169,7 @@ class Launch:
                 self.move(said, values[0])
                 if values[1:]:
                     self.leave(f"{part.name} {' '.join(values[1:])}", "a model has one name here, the first is taken")
-            elif values and _reveals(f"{key}={' '.join(values)}"):
+            elif values and reveals(f"{key}={' '.join(values)}"):
                 self.leave(part.name, "its value is a secret and is not written; gpurun's client sends no key")
             elif key in engine.flags.reserved:
                 self.leave(" ".join([part.name, *values]), engine.flags.reserved[key])
@@ -257,7 +255,7 @@ class Launch:
 
     def leave(self, what: str, why: str) -> None:
         first, *rest = what.split() or [""]
-        told = f"{_masked(first)} ..." if rest and _reveals(" ".join(rest)) else _masked(what)
+        told = f"{_masked(first)} ..." if rest and reveals(" ".join(rest)) else _masked(what)
         self.left_out.append(f"{told}: {why}")
 
 
@@ -269,16 +267,10 @@ def campaign_from(text: str) -> tuple[str, Launch]:
     return _written(launch), launch
 
 
-def _reveals(text: str) -> bool:
-    """Whether there is a secret in `NAME=VALUE` words: one that looks like it, or is called so."""
-    names = (re.sub(r"[-.]", "_", name.lstrip("-")).upper() for name in _NAMED.findall(text))
-    return bool(_SECRET_VALUE.search(text)) or any(_SECRET_NAME.search(name) for name in names)
-
-
 def _masked(text: str) -> str:
     """A word without what looks like a secret, or what is called one in it."""
-    text = _SECRET_VALUE.sub("...", text)
-    return text.partition("?")[0] if _reveals(text) and "?" in text else text
+    text = SECRET_VALUE.sub("...", text)
+    return text.partition("?")[0] if reveals(text) and "?" in text else text
 
 
 def _spelled_out(part: Part, catalogue: Catalogue) -> Part:

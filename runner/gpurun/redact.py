@@ -1,14 +1,20 @@
-"""Secrets are replaced in whatever gpurun writes down."""
+"""Secrets are replaced in whatever gpurun writes down; those that stand in a text are told by their form or name."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from gpurun.data import table
+
 MASK = "[secret]"
-_MIN_LENGTH = 4  # replacing shorter values would spell them out by what is missing elsewhere, and wreck every file
+MIN_LENGTH = 4  # replacing shorter values would spell them out by what is missing elsewhere, and wreck every file
+SECRET_VALUE = re.compile(table("secrets")["values"])
+_SECRET_NAME = re.compile(table("secrets")["names"])
+_NAMED = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[:=]")  # in JSON, a URL's query, a header, a label
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:
@@ -16,7 +22,7 @@ def redact(text: str, secrets: Sequence[str]) -> str:
     forms = {
         form
         for secret in secrets
-        if len(secret) >= _MIN_LENGTH
+        if len(secret) >= MIN_LENGTH
         for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, ""))
     }
     for form in sorted(forms, key=len, reverse=True):  # the longest first: one inside another leaves no remainder
@@ -38,3 +44,13 @@ def redact_tree(document: Any, secrets: Sequence[str]) -> Any:
     if isinstance(document, (list, tuple)):
         return [redact_tree(item, secrets) for item in document]
     return document
+
+
+def names_secret(name: str) -> bool:
+    """Whether a flag, variable or key of this name has a secret as its value."""
+    return _SECRET_NAME.search(re.sub(r"[-.]", "_", name.lstrip("-")).upper()) is not None
+
+
+def reveals(text: str) -> bool:
+    """Whether there is a secret in `NAME=VALUE` words: one that looks like it, or is called so."""
+    return SECRET_VALUE.search(text) is not None or any(map(names_secret, _NAMED.findall(text)))

@@ -11,6 +11,7 @@ from typing import Any
 from gpurun.complaints import Complaints, nearest
 from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Script, Server
 from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
+from gpurun.redact import MIN_LENGTH, SECRET_VALUE, names_secret, reveals
 from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_template, unknown_facts
 from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
@@ -19,6 +20,7 @@ _PINNED = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
 _RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
 _TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"
 _TEMPLATED = ("flags", "env", "argv", "ready")
+_GIVEN = {"flags", "env", "argv", "args", "command", "dry_run", "matrix"}  # to a program, by names of its own
 _TAKES = {"hf": ("revision", "file"), "path": (), "url": ("sha256",), "wheel": ("file",)}
 _NEEDS = {"hf": "revision", "url": "sha256", "wheel": "file"}
 
@@ -89,6 +91,21 @@ def check_texts(root: Node, complaints: Complaints) -> None:
             elif is_template(text.value):
                 hint = f"templates work in {', '.join(_TEMPLATED)} of a server"
                 complaints.add("no template is filled in here", text, hint=hint)
+
+
+def check_secrets(root: Node, complaints: Complaints) -> None:
+    """Complain about secrets, which would stand in every result, and hide them in whatever is complained about."""
+    for text in root.texts():
+        *above, last = text.path
+        before = root.at(*above, last - 1) if isinstance(last, int) and last else None
+        key = next(part for part in reversed(text.path) if isinstance(part, str)).rpartition(".")[2]
+        name = str(before.value) if before and str(before.value).startswith("-") else key
+        called, _, value = (text.value if text.value.startswith("-") else f"{name}={text.value}").partition("=")
+        told = _GIVEN & set(text.path) and len(value) >= MIN_LENGTH and not is_template(value) and names_secret(called)
+        if told or SECRET_VALUE.search(text.value) or (text.path[-1] == "url" and reveals(text.value)):
+            hint = "name a variable under `server.secrets` instead; its value comes from your environment"
+            complaints.add("this looks like a secret, and would be in every result", text, hint=hint)
+            complaints.hidden += [text.value, text.source]
 
 
 def check_script(root: Node, benchmark: str, script: Script, complaints: Complaints) -> None:

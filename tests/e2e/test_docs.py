@@ -12,9 +12,11 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -24,6 +26,7 @@ from tests.unit import stored
 from gpurun import cli
 
 DOCS = ROOT / "docs"
+CONTEXT = click.Context(cli.gpurun)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FACTS = ROOT / "campaigns" / "hosts" / "8x-h100.json"
 OTHER_CODES = {"gpurun doctor": {3, 4}, "--fail-on regression": {6}}  # of commands that are right, too
@@ -113,6 +116,29 @@ def test_every_command_runs(document: str, place: Place) -> None:
     if "--open" in (DOCS / document).read_text():
         (opened,) = (place.folder / "opened").read_text().splitlines()
         assert Path(opened.removeprefix("file://").replace("%20", " ")).name == "report.html"
+
+
+def named(document: Path) -> Iterator[list[str]]:
+    """The words of each command of gpurun that a document names, in a sentence or a block."""
+    text = document.read_text(encoding="utf-8")
+    for line in re.findall(r"`(gpurun [^`]+)`|^(?: {4}|\$ )(gpurun .*?)(?: {3}.*)?$", text, re.MULTILINE):
+        yield shlex.split("".join(line).replace("...", ""))[1:]
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem)
+def test_every_verb_and_option_that_is_named_exists(document: Path) -> None:
+    for words in named(document):
+        if words[0] not in cli.VERBS and document.stem == "awx":
+            continue  # the name of a job template
+        command: click.Command | None = cli.gpurun
+        options = {"--help", "--version"}
+        for word in words:
+            if isinstance(command, click.Group) and (word in command.list_commands(CONTEXT) or word == words[0]):
+                command = command.get_command(CONTEXT, word)
+            assert command is not None, f"there is no {word}: {words}"
+            options |= {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+            if command.name != "fit":  # an engine's flags stand among its options
+                assert not word.startswith("-") or word in options, f"there is no {word}: {words}"
 
 
 def test_what_is_made_from_the_code_is_up_to_date() -> None:

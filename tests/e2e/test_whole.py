@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.e2e.program import Place, Program, server
 
 pytestmark = pytest.mark.slow
@@ -81,10 +82,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Any:
     wanted = server(*WORDS, env={"TEXT": WORDS[3], "OTHER": WORDS[4]}, secrets=["E2E_SECRET"])
     crash = {"server": server("--crash", "CUDA error: no kernel image is available for execution on the device")}
     place.campaign(server=wanted, variants={"broken": {**crash, "expect": "unsupported_arch"}})
+    inventory = yaml.safe_load((place.folder / "inventory.yml").read_text())
+    inventory["gpu_hosts"]["hosts"]["here"] |= {"ansible_become_password": SECRET, "planted": SECRET}
+    outside = place.folder.parent / "inventory.yml"
+    outside.write_text(yaml.safe_dump(inventory))
     watcher = Watcher("-7f3a", place.temporary, home / "jobs")
     watcher.start()
     try:
-        program = place.bench("--json", env={"E2E_SECRET": SECRET})
+        said = {"GPURUN_BENCH_SET": f"description={json.dumps(SECRET)}", "GPURUN_BENCH_INVENTORY": str(outside)}
+        program = place.start("bench", "-c", "campaign.yml", "--json", env={"E2E_SECRET": SECRET, **said})
         code = program.finish()
         yield Whole(place, program, code, program.run, json.loads(program.stdout), watcher)
     finally:

@@ -188,6 +188,14 @@ def test_the_baseline_comes_first_at_each_point() -> None:
     assert isinstance(cases_of(plan["samples"])[0], Case)
 
 
+def test_a_judged_run_is_in_the_order_of_the_campaign_whatever_that_of_a_round() -> None:
+    plan = stored.plan(points=(1, 4, 16))
+    told = [(item["label"], item["variant"]) for item in plan["samples"] if item["round"] == 1]
+    plan["cases"] = [{"case": item["case"]} for item in plan["samples"] if item["round"] == 1]
+    plan["samples"].reverse()
+    assert [(case.label, case.variant) for case in assess(plan, []).cases] == told
+
+
 CAMPAIGN = """
 version: 1
 name: check

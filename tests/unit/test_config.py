@@ -215,6 +215,36 @@ def test_a_secret_is_never_in_env() -> None:
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        "server.env.OPENAI_API_KEY=PLANTED99",
+        "server.flags.api-key=PLANTED99",
+        "variants.one-thread.server.flags={hf-token: [PLANTED99]}",
+        "server.flags.header=['Authorization: Bearer PLANTED99']",
+        "matrix.axes={server.env.MY_SECRET: [PLANTED99, other]}",
+        "server.model={url: 'https://me:PLANTED99@example.org/m.gguf', sha256: x}",
+        "server.model={url: 'https://example.org/m.gguf?token=PLANTED99', sha256: x}",
+        "server.argv=[serve, --admin-key, PLANTED99]",
+        "server.container.args=['--env=A_TOKEN=x', --password=PLANTED99]",
+        "benchmarks.chat.script={command: [mine, --api-key=PLANTED99], metrics: {output_tok_per_s: a}}",
+        "results.store=sftp://me:PLANTED99@example.org/folder",
+        "description=as hf_PLANTED99PLANTED99 it worked",
+    ],
+)
+def test_a_secret_that_is_written_down_is_refused_and_not_repeated(option: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        campaign(option)
+    said = caught.value.render() + json.dumps(caught.value.document())
+    assert "looks like a secret" in said and "server.secrets" in said
+    assert "PLANTED99" not in said
+
+
+def test_what_only_sounds_like_a_secret_is_none() -> None:
+    said = ("bucket-time-to-first-token: '0.1'", "chat-template: 'token: {{ gpus }}'", "api-key: '{{ host.name }}'")
+    campaign(f"server.flags={{{', '.join(said)}}}", "description='The key: a time per token; password=none'")
+
+
+@pytest.mark.parametrize(
     ("load", "message"),
     [
         ("{concurrency: 1}", "needs `requests` or `duration`"),

@@ -160,9 +160,9 @@ def test_a_run_without_charts_to_draw(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_sensors_of_all_gpus_are_one_and_no_mask_is_averaged(store: RunStore) -> None:
-    table = {name: numbers for host, name, numbers in look(store).sensors_table() if host == "gpu-1"}
+    table = {name: told for host, name, *told in look(store).sensors_table() if host == "gpu-1"}
     assert list(table) == ["GPU power_w", "GPU sm_mhz", "GPU temperature_c", "cpu_percent"]
-    assert table["GPU temperature_c"] == [54, 78, 54, 78]
+    assert table["GPU temperature_c"] == [{1: 54, 2: 60, 3: 66, 4: 72, 5: 78}, 54, 78]
 
 
 def test_damaged_files_of_a_sample_do_no_harm(tmp_path: Path) -> None:

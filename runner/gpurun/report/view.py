@@ -173,26 +173,28 @@ class RunView:
 
     def sensor_sentence(self) -> str:
         """Which sensor moved most from the first round to the last."""
-        moved = [
-            (abs(last - first) / (100 if name.endswith("_percent") else first), host, name, first, last)
-            for host, name, (first, last, *_) in self.sensors_table()
-            if first
-        ]
+        moved = []
+        for host, name, means, *_ in self.sensors_table():
+            if first := means[min(means)]:
+                last = means[max(means)]
+                moved.append(
+                    (abs(last - first) / (100 if name.endswith("_percent") else first), host, name, first, last)
+                )
         if not moved or max(moved)[0] == 0:
             return "From the first round to the last, no sensor moved."
         _, host, name, first, last = max(moved)
         what = f"{metric_name(name)} of {host}"
         return f"From the first round to the last, {what} moved most: from {number(first)} to {number(last)}."
 
-    def sensors_table(self) -> list[tuple[str, str, list[float]]]:
-        """Each sensor of each host: its mean in the first and the last round, the least and the most."""
+    def sensors_table(self) -> list[tuple[str, str, dict[int, float], float, float]]:
+        """Each sensor of each host: its mean by round, the least and the most of its samples."""
         found = []
         for (host, name), points in group(self.sensors.points, lambda p: (p["host"], p["name"])).items():
             means = {
                 n: statistics.fmean(p["value"] for p in mine) for n, mine in group(points, lambda p: p["round"]).items()
             }
             each = [point["value"] for point in points]
-            found.append((host, name, [means[min(means)], means[max(means)], min(each), max(each)]))
+            found.append((host, name, means, min(each), max(each)))
         return found
 
     def failures(self) -> list[tuple[wording.FailureGroup, str]]:
@@ -203,7 +205,8 @@ class RunView:
         """For each variant, what it asks for that the baseline does not: path, the baseline's value, its own."""
         server = {case["variant"]: case["settings"]["server"] for case in reversed(self.plan.get("cases", ()))}
         base = server.pop(BASELINE, {})
-        return {name: sorted(differences(base, server[name])) for name in self.variants if name in server}
+        changed = {name: differences(base, server[name]) for name in self.variants if name in server}
+        return {name: sorted((path, *_unlike(old, new)) for path, old, new in rows) for name, rows in changed.items()}
 
     def fingerprint(self) -> list[tuple[str, str]]:
         """What was measured, with what, on what."""
@@ -225,7 +228,7 @@ class RunView:
         for item in self.plan["samples"]:
             model = (item.get("server") or {}).get("model") or {}
             names = ("hf", "revision", "wheel", "file", "url", "sha256", "path")
-            told = " ".join(str(model[name]) for name in names[:-1] if model.get(name)) or str(model.get("path", ""))
+            told = " ".join(str(model[name]) for name in names[:-1] if model.get(name)) or str(model.get("path") or "")
             if told:
                 found.setdefault(told, {})[item["variant"]] = None
         return {told: ", ".join(variants) if len(found) > 1 else "all" for told, variants in found.items()}
@@ -302,6 +305,15 @@ def _load(item: Mapping[str, Any]) -> str:
     many = f"{spec['requests']} requests" if spec.get("requests") else ""
     tool = f"{load.get('tool', '')} {load.get('version') or ''}".strip()
     return f"{item['label']}: " + ", ".join(part for part in (tool, pace, many, sizes) if part)
+
+
+def _unlike(before: Any, after: Any) -> tuple[Any, Any]:
+    """Two values; of two lists, such as command lines, only the words from the first that differs."""
+    if not (isinstance(before, list) and isinstance(after, list)):
+        return before, after
+    pairs = zip(before, after, strict=False)
+    same = next((n for n, (old, new) in enumerate(pairs) if old != new), min(len(before), len(after)))
+    return tuple(" ".join(["…"] * bool(same) + [str(word) for word in words[same:]]) for words in (before, after))  # type: ignore[return-value]
 
 
 def _median(numbers: Any) -> float | None:
