@@ -83,7 +83,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Any:
     crash = {"server": server("--crash", "CUDA error: no kernel image is available for execution on the device")}
     place.campaign(server=wanted, variants={"broken": {**crash, "expect": "unsupported_arch"}})
     inventory = yaml.safe_load((place.folder / "inventory.yml").read_text())
-    inventory["gpu_hosts"]["hosts"]["here"] |= {"ansible_become_password": SECRET, "planted": SECRET}
+    inventory["gpu_hosts"]["hosts"]["here"] |= {"ansible_become_password": "planted-7f3a", "planted": "planted-7f3a"}
     outside = place.folder.parent / "inventory.yml"
     outside.write_text(yaml.safe_dump(inventory))
     watcher = Watcher("-7f3a", place.temporary, home / "jobs")

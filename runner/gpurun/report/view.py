@@ -210,12 +210,13 @@ class RunView:
 
     def fingerprint(self) -> list[tuple[str, str]]:
         """What was measured, with what, on what."""
+        loads = {item["label"]: _load(item) for item in self.plan["samples"]}
         engines = ", ".join(f"{name} {version}" for name, version in sorted(self.manifest.engines.items()))
         known = [
             ("gpurun", self.manifest.gpurun),
             ("engines", engines),
             *((f"model of {variants}", told) for told, variants in self._models().items()),
-            ("load", "; ".join(dict.fromkeys(_load(item) for item in self.plan["samples"]))),
+            ("load", "; ".join(loads[label] for label in self.labels)),
             ("order", str(self.plan.get("order", ""))),
             ("campaign", f"sha256 {hashlib.sha256(self.campaign_text.encode()).hexdigest()[:16]}"),
         ]
@@ -312,8 +313,9 @@ def _unlike(before: Any, after: Any) -> tuple[Any, Any]:
     if not (isinstance(before, list) and isinstance(after, list)):
         return before, after
     pairs = zip(before, after, strict=False)
-    same = next((n for n, (old, new) in enumerate(pairs) if old != new), min(len(before), len(after)))
-    return tuple(" ".join(["…"] * bool(same) + [str(word) for word in words[same:]]) for words in (before, after))  # type: ignore[return-value]
+    same = next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
+    old, new = (" ".join(["…"] * bool(same) + [str(word) for word in words[same:]]) for words in (before, after))
+    return old, new
 
 
 def _median(numbers: Any) -> float | None:
