@@ -14,13 +14,12 @@ from tests.unit.models import LLAMA_8B, gguf, write
 from gpurun.engines import load_engine
 from gpurun.errors import ConfigError
 from gpurun.findings import Subject
-from gpurun.fit.budgets import fit
 from gpurun.fit.cards import gpus_of, read_gpus
 from gpurun.fit.check import check
 from gpurun.fit.flags import read_flags
 from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import Sizes, Split, knowledge, layer_kinds, sizes_of
-from gpurun.fit.verdict import CLOSE, compared, override, reported, sentence, smallest_change
+from gpurun.fit.verdict import CLOSE, compared, fit, override, reported, sentence, smallest_change
 
 
 def ask(engine: str, gpu: str, flags: str = "", sizes: Sizes | None = None, **more: Any) -> Question:

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from gpurun.engines import load_engine
-from gpurun.fit.budgets import fit
 from gpurun.fit.cards import read_gpus
 from gpurun.fit.flags import read_flags
 from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import GIB, knowledge, sizes_of
+from gpurun.fit.verdict import fit
 
 ROOT = Path(__file__).parents[2]
 DOC = ROOT / "docs" / "fit.md"

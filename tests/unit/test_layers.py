@@ -20,8 +20,8 @@ MODULES = {
 PURE = (
     *("errors", "data", "load", "fields", "tree", "config", "complaints", "template", "engines", "resolve"),
     *("matrix", "cases", "launch", "plan", "plan_text"),
-    *("fit.verdict", "fit.budgets", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
-    *("fit.check", "effective", "started"),
+    *("fit.verdict", "fit.cards", "fit.flags", "fit.sizes", "fit.question"),
+    *("fit.check", "started"),
     *("tools", "loads", "foreign", "counters", "telemetry", "validity", "outcome"),
     *("provisioning", "target", "hardware", "repositories", "environments", "verification"),
     *("samples", "parsers", "diagnose", "stats", "compare", "assess", "result", "redact", "text", "wording"),

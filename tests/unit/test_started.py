@@ -10,7 +10,7 @@ from ansible.module_utils import gpurun_model_headers
 from tests.unit import stored
 from tests.unit.models import LLAMA_8B, write
 
-from gpurun import effective, started
+from gpurun import started
 from gpurun.assess import assess
 from gpurun.engines import load_engine
 from gpurun.samples import Sample
@@ -52,7 +52,7 @@ def settings(item: dict[str, Any], said: bytes) -> dict[str, Any]:
 
 
 def test_settings_are_flat_and_without_what_changes_by_itself() -> None:
-    found = effective.resolved(SGLANG, effective.without_secrets(answer()), b"", "")
+    found = started.resolved(SGLANG, started.without_secrets(answer()), b"", "")
     assert found == {
         "api_key": "[secret]",
         "attention_backend": "fa3",
@@ -73,7 +73,7 @@ def test_vllm_tells_its_settings_in_three_places() -> None:
     metrics = b'# HELP x\nvllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="27000"} 1.0\n'
     listed = b'{"object": "list", "data": [{"id": "m", "created": 1, "max_model_len": 8192}]}'
     log = "INFO Using FLASH_ATTN attention backend out of potential backends: ..."
-    found = effective.resolved(VLLM, listed, metrics, log)
+    found = started.resolved(VLLM, listed, metrics, log)
     assert found == {
         "attention_backend": "FLASH_ATTN",
         "block_size": "16",
@@ -83,21 +83,21 @@ def test_vllm_tells_its_settings_in_three_places() -> None:
 
 
 def test_a_setting_three_ways() -> None:
-    base = effective.resolved(SGLANG, answer(), b"", "")
-    mine = effective.resolved(SGLANG, answer(attention_backend="triton", mem_fraction_static=0.8), b"", "")
+    base = started.resolved(SGLANG, answer(), b"", "")
+    mine = started.resolved(SGLANG, answer(attention_backend="triton", mem_fraction_static=0.8), b"", "")
     own = {"attention-backend": "flashinfer", "tp-size": "2", "mem-fraction-static": "0.80"}
-    found = effective.differences(SGLANG, mine, base, own)
+    found = started.differences(SGLANG, mine, base, own)
     assert [tuple(row) for row in found] == [
         ("attention_backend", "flashinfer", "triton", "fa3"),
         ("mem_fraction_static", "0.80", 0.8, 0.835),
     ]
-    [overruled] = effective.differences(SGLANG, base, base, {"tp-size": "4"})
+    [overruled] = started.differences(SGLANG, base, base, {"tp-size": "4"})
     assert overruled == ("tp_size", "4", 2, 2)
 
 
 def test_the_flags_of_an_argv() -> None:
     argv = ["serve", "/m", "--port", "1", "-tp", "2", "--x=y", "--list", "a", "b", "--bare", "--neg", "-1"]
-    assert effective.asked(VLLM, argv) == {
+    assert started.asked(VLLM, argv) == {
         "tensor-parallel-size": "2",
         "x": "y",
         "list": ["a", "b"],
@@ -199,4 +199,4 @@ def test_only_a_start_is_looked_at() -> None:
 def test_llamacpp_reports_slots_times_their_context() -> None:
     log = "srv    load_model: initializing, n_slots = 2, n_ctx_slot = 1024, kv_unified = 'false'"
     assert started.reported("llamacpp", log) == {"kv_tokens": 2048}
-    assert effective.resolved(LLAMACPP, b"", b"", f"{log}\nllama threadpool init, n_threads = 2")["threads"] == "2"
+    assert started.resolved(LLAMACPP, b"", b"", f"{log}\nllama threadpool init, n_threads = 2")["threads"] == "2"

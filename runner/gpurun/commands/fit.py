@@ -12,17 +12,16 @@ from gpurun.catalogue import nearest_version, renames, shipped
 from gpurun.check_flags import Reading
 from gpurun.commands import options
 from gpurun.complaints import nearest
-from gpurun.engines import Engine, canonical, engine_names, load_engine
+from gpurun.engines import Engine, canonical, load_engine
 from gpurun.errors import ODD_DATA, ConfigError, Problem
 from gpurun.find_launch import LAUNCHES
-from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import read_gpus
 from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
-from gpurun.fit.verdict import override, sentence
+from gpurun.fit.verdict import BUDGETS, override, predict, sentence
 from gpurun.hub import describe
-from gpurun.texts import fill
+from gpurun.text import fill
 
 # Of `--json`, a contract.
 KEYS = (
@@ -62,7 +61,7 @@ def ask(
     """The question that a command line asks. ConfigError with all that is wrong with it."""
     name, _, version = engine.partition("==")
     version = version.removeprefix("v")
-    with_budget = tuple(each for each in engine_names() if has_budget(each))
+    with_budget = tuple(sorted(BUDGETS))
     if name not in with_budget:
         message = f"no memory rules for engine `{name}`"
         raise ConfigError([Problem(message, None, with_budget, nearest(name, with_budget))])

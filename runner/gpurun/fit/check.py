@@ -14,12 +14,11 @@ from typing import Any
 from gpurun.engines import load_engine
 from gpurun.errors import ODD_DATA
 from gpurun.findings import Finding, Severity, Subject
-from gpurun.fit.budgets import has_budget, predict
 from gpurun.fit.cards import gpus_of
 from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question, beside_gib
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
-from gpurun.fit.verdict import override, sentence, shortfall, smallest_change
+from gpurun.fit.verdict import BUDGETS, override, predict, sentence, shortfall, smallest_change
 from gpurun.rules import visible_gpus
 
 NAMES = ("fit", "override")  # for `--force`
@@ -42,7 +41,7 @@ def question_of(
 
     `models` are all that the host knows, by path or name: a draft model may be among them.
     """
-    if not has_budget(engine):
+    if engine not in BUDGETS:
         return None
     settings, cards = _settings(engine, argv), gpus_of(gpus)
     if settings.problems or (cards is None and engine != "llamacpp"):
@@ -69,7 +68,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         subject.engine, subject.version, subject.argv, gpus, subject.model, memory / 2**30 if memory else None, models
     )
     if question is None:
-        problems = _settings(subject.engine, subject.argv).problems if has_budget(subject.engine) else []
+        problems = _settings(subject.engine, subject.argv).problems if subject.engine in BUDGETS else []
         yield from (_unknown(problem.message) for problem in problems[:1])
         return
     if subject.baseline is not None and question.available_gib is not None:

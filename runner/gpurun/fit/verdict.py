@@ -1,20 +1,37 @@
-"""What a prediction means: a sentence, the smallest change that would make it fit, how far off it was."""
+"""What an engine's arithmetic says and means: a sentence, the smallest change with which it fits, how far off it is."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpurun.fit.budgets import fit
-from gpurun.fit.question import Fit, Question, changed
+from gpurun.errors import ODD_DATA
+from gpurun.fit.others import llamacpp, trtllm, vllm
+from gpurun.fit.question import Answer, Fit, Question, changed
+from gpurun.fit.sglang import sglang
 from gpurun.fit.sizes import knowledge
 
+BUDGETS: dict[str, Callable[[Question], Answer]] = {each.__name__: each for each in (sglang, vllm, llamacpp, trtllm)}
+"""The engines of which gpurun knows how they divide the memory."""
 _MOST_FRACTION = 0.95  # above it there is no room for what comes while serving
 _MOST_GPUS = 64
 CLOSE = 0.10  # a larger gap between predicted and reported tokens is worth a look
+
+
+def fit(question: Question) -> Fit:
+    """The arithmetic of the question's engine. KeyError where it has none (see `BUDGETS`)."""
+    return BUDGETS[question.engine](question).done()
+
+
+def predict(question: Question) -> Fit | None:
+    """The same; None where a value of a flag or of the model is of no use for arithmetic."""
+    try:
+        return fit(question)
+    except ODD_DATA:
+        return None
 
 
 def sentence(question: Question, found: Fit, length: int | None = None) -> str:

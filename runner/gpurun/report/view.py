@@ -17,10 +17,10 @@ from gpurun import started, stats, wording
 from gpurun.assess import Assessment
 from gpurun.compare import Case, Effect, group, measured, values
 from gpurun.data import table
-from gpurun.effective import Difference
 from gpurun.manifest import Manifest
 from gpurun.report.files import Series, latencies, telemetry
 from gpurun.samples import BASELINE
+from gpurun.started import Difference
 from gpurun.store import RunStore
 from gpurun.text import duration, metric_name, metric_value, number, percent, plural
 from gpurun.tree import differences
@@ -68,11 +68,6 @@ class RunView:
     def variants(self) -> list[str]:
         """In the order of the campaign, the baseline first."""
         return sorted({case.variant: None for case in self.report.cases}, key=lambda name: name != BASELINE)
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the points at which variants were compared."""
-        return list(dict.fromkeys(case.label for case in self.report.cases))
 
     def rows(self) -> list[Row]:
         """Every case, point by point."""
