@@ -31,8 +31,7 @@ from gpurun.events import (
 from gpurun.samples import Sample
 from gpurun.store import RunSummary
 from gpurun.terminal import Terminal, plain_text, wants_color
-from gpurun.terminal.live import LiveObserver
-from gpurun.terminal.plain import PlainObserver
+from gpurun.terminal.observers import LiveObserver, PlainObserver
 from gpurun.terminal.progress import Progress
 from gpurun.terminal.tables import comparison_table, results_table, runs_table
 from gpurun.text import about, duration, escape, metric_name, number, percent, shorten

@@ -12,8 +12,7 @@ from typing import Literal, TextIO
 from rich.console import Console, RenderableType
 
 from gpurun.events import Observer
-from gpurun.terminal.live import LiveObserver
-from gpurun.terminal.plain import PlainObserver
+from gpurun.terminal.observers import LiveObserver, PlainObserver
 from gpurun.text import tolerate
 
 Color = Literal["auto", "always", "never"]
