@@ -6,12 +6,10 @@ The reader is the one that hosts use, so that both say the same: a module of the
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -54,54 +52,30 @@ def _from_hub(repository: str, revision: str) -> dict[str, Any]:
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise ConfigError(f"HF_ENDPOINT is no web address: `{endpoint}`")
     base = f"{endpoint}/{quote(repository)}/resolve/{quote(revision or 'main', safe='')}"
-    opener = urllib.request.build_opener(_SafeRedirect())
     token = os.environ.get("HF_TOKEN")
 
     def open_file(name: str) -> IO[bytes]:
         request = urllib.request.Request(f"{base}/{quote(name)}", headers={"User-Agent": "gpurun"})  # noqa: S310
-        if token:
+        if token:  # which a redirection elsewhere does not get
             request.add_unredirected_header("Authorization", f"Bearer {token}")
-        answer: IO[bytes] = opener.open(request, timeout=_TIMEOUT_S)
+        answer: IO[bytes] = urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
         return answer
 
-    try:
-        with open_file("config.json") as stream:
-            config = stream.read()
-    except urllib.error.HTTPError as error:
-        hint = "check the name and the revision (`org/model@revision`)"
-        if error.code in (401, 403):
-            hint = "it is gated, private or not there: accept its licence, and set HF_TOKEN"
-        raise ConfigError(f"the hub has no `{repository}` to read: {error.code} at {endpoint}", hint=hint) from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        hint = "without network, name a local copy of the model, or set HF_ENDPOINT to a mirror"
-        raise ConfigError(f"cannot reach the hub at {endpoint} for `{repository}`: {reason}", hint=hint) from None
-    names = ["config.json"]
-    index = _if_there(open_file, "model.safetensors.index.json")
-    names.append("model.safetensors" if index is None else "model.safetensors.index.json")
-    known = {"config.json": config} | ({} if index is None else {names[1]: index})
-    try:
-        opened = lambda name: io.BytesIO(known[name]) if name in known else open_file(name)  # noqa: E731
-        return dict(headers().describe_safetensors(names, opened))
-    except urllib.error.HTTPError as error:
-        file = urlsplit(error.url).path.rpartition("/")[2]
-        raise ValueError(f"{error.code} for {file}: it has no safetensors?") from None
-
-
-def _if_there(open_file: Callable[[str], IO[bytes]], name: str) -> bytes | None:
-    try:
-        with open_file(name) as stream:
-            return stream.read()
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return None
-        raise ValueError(f"{error.code} for {name}") from None
-
-
-class _SafeRedirect(urllib.request.HTTPRedirectHandler):
-    """Only to the web: a mirror cannot send us to a local file."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if urlsplit(newurl).scheme not in ("http", "https"):
-            raise urllib.error.HTTPError(newurl, code, "redirected to something else than the web", headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+    for weights in ("model.safetensors.index.json", "model.safetensors"):
+        try:
+            return dict(headers().describe_safetensors(["config.json", weights], open_file))
+        except urllib.error.HTTPError as error:
+            file = urlsplit(error.url).path.rpartition("/")[2]
+            if file == "config.json":
+                hint = "check the name and the revision (`org/model@revision`)"
+                if error.code in (401, 403):
+                    hint = "it is gated, private or not there: accept its licence, and set HF_TOKEN"
+                message = f"the hub has no `{repository}` to read: {error.code} at {endpoint}"
+                raise ConfigError(message, hint=hint) from None
+            if error.code != 404 or file != "model.safetensors.index.json":
+                raise ValueError(f"{error.code} for {file}: it has no safetensors?") from None
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            hint = "without network, name a local copy of the model, or set HF_ENDPOINT to a mirror"
+            raise ConfigError(f"cannot reach the hub at {endpoint} for `{repository}`: {reason}", hint=hint) from None
+    raise AssertionError("the last of the files is there, or that was an error")
