@@ -10,9 +10,8 @@ import hashlib
 import itertools
 import random
 import re
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field
@@ -25,7 +24,7 @@ from gpurun.launch import BIND, BIND_FOR_OTHERS, Launch, home_of, launch, load_h
 from gpurun.loads import load_spec, plan_load, read_scripts, tool_needs
 from gpurun.preflight import check_forced, look
 from gpurun.rules import parallel_sizes
-from gpurun.samples import AGAIN, BASELINE, REPEATED, Record, Sample, sample_id
+from gpurun.samples import AGAIN, BASELINE, REPEATED, Record, sample_id
 from gpurun.tools import load_tool
 from gpurun.tree import digest
 
@@ -68,7 +67,6 @@ class Estimate(Record):
     load_s: float
     samples: int
     starts: int
-    measured: bool
 
 
 class Plan(Record):
@@ -99,13 +97,11 @@ def build(
     cases: Sequence[Case],
     facts: Mapping[str, Mapping[str, Any]],
     run_id: str,
-    measured: Sequence[Sample] = (),
     forced: Sequence[str] = (),
 ) -> Plan:
     """The plan of a run. `facts` maps each host to what the facts module found there (`host`, `gpus`).
 
-    `measured`: samples of an earlier run of the campaign, which make the estimate a better one. `forced`: the rules
-    that do not count. ConfigError where a template does not fit a host, or there is no such rule.
+    `forced`: the rules that do not count. ConfigError where a template does not fit a host, or there is no such rule.
     """
     check_forced(forced)
     elsewhere = load_hosts(facts)
@@ -146,7 +142,7 @@ def build(
         secrets=sorted({secret for case in cases for secret in case.server.secrets or []}),
         cases=[{**_identity(case), "settings": _settings(case)} for case in cases],
         needs={**needs, **{other: _needs([], cases) for other in elsewhere.values()}},
-        estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}, measured),
+        estimate=estimate(samples, {case.variant: case.engine.start_s for case in cases}),
         notes=[
             *([REPEATED.format(campaign.repeats)] if campaign.repeats > 1 else []),
             *_load_notes(elsewhere),
@@ -312,35 +308,20 @@ def _notes(cases: Sequence[Case], facts: Mapping[str, Any], launches: Launches) 
     return list(dict.fromkeys(notes))
 
 
-def estimate(planned: Sequence[PlannedSample], guess_s: Mapping[str, float], measured: Iterable[Sample]) -> Estimate:
-    """How long the samples take: from what was measured before, else from plain assumptions.
-
-    `guess_s` is the assumed start of each variant's server. Medians of `measured` samples replace assumptions:
-    a case's load by that case's, a variant's start by that variant's.
-    """
-    loads: dict[str, list[float]] = defaultdict(list)
-    starts: dict[str, list[float]] = defaultdict(list)
-    for sample in measured:
-        if sample.timing.load_s is not None:
-            loads[sample.case].append(sample.timing.load_s)
-        if sample.timing.server_start_s is not None:
-            starts[sample.variant].append(sample.timing.server_start_s)
-    start_s = load_s = 0.0
-    hosts: dict[str, float] = defaultdict(float)
+def estimate(planned: Sequence[PlannedSample], start_s: Mapping[str, float]) -> Estimate:
+    """How long the samples take, by plain assumptions. `start_s` is that of each variant's server."""
     planned = [item for item in planned if item.refused is None]
-    for item in planned:
-        own = loads.get(item.case) or [assumed_load_s(item.load["spec"])]
-        load = min(statistics.median(own), item.load["timeout_s"])
-        begin = statistics.median(starts.get(item.variant) or [guess_s[item.variant]]) if item.start else 0.0
-        load_s, start_s = load_s + load, start_s + begin
+    loads = [min(assumed_load_s(item.load["spec"]), item.load["timeout_s"]) for item in planned]
+    begins = [start_s[item.variant] if item.start else 0.0 for item in planned]
+    hosts: dict[str, float] = defaultdict(float)
+    for item, load, begin in zip(planned, loads, begins, strict=True):
         hosts[item.host] += load + ASSUMED_STEP_S + begin + (ASSUMED_STOP_S if item.start else 0.0)
     return Estimate(
         total_s=round(max(hosts.values(), default=0.0), 1),
-        start_s=round(start_s, 1),
-        load_s=round(load_s, 1),
+        start_s=round(sum(begins), 1),
+        load_s=round(sum(loads), 1),
         samples=len(planned),
         starts=sum(item.start for item in planned),
-        measured=bool(loads),
     )
 
 

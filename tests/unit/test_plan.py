@@ -28,7 +28,7 @@ from gpurun.manifest import Controller, Manifest
 from gpurun.opening import resume_run
 from gpurun.plan import Plan, build
 from gpurun.plan_text import render_plan, span
-from gpurun.samples import Failure, Sample, Timing
+from gpurun.samples import Failure, Sample
 from gpurun.store import RunStore
 from gpurun.tools import load_tool
 
@@ -84,9 +84,9 @@ def cases_from(data: dict[str, Any], only: Sequence[str] = ()) -> list[Case]:
     return check(load_text(yaml.safe_dump(data, sort_keys=False), "c.yml"), (), only)[1]
 
 
-def plan_of(data: dict[str, Any], facts: dict[str, Any] | None = None, measured: Sequence[Sample] = ()) -> Plan:
+def plan_of(data: dict[str, Any], facts: dict[str, Any] | None = None) -> Plan:
     campaign, cases = check(load_text(yaml.safe_dump(data, sort_keys=False), "c.yml"))
-    return build(campaign, cases, FACTS if facts is None else facts, "run-1", measured)
+    return build(campaign, cases, FACTS if facts is None else facts, "run-1")
 
 
 def messages(data: dict[str, Any]) -> list[str]:
@@ -543,22 +543,11 @@ def test_the_plan_is_one_json_document_that_the_judge_reads() -> None:
     assert Plan.model_validate(document).samples == plan_of(CAMPAIGN).samples
 
 
-def test_the_estimate_is_the_slowest_host_and_learns_from_samples() -> None:
+def test_the_estimate_is_the_slowest_host() -> None:
     plan = plan_of(CAMPAIGN)
     one_host = plan_of(CAMPAIGN, {"alpha": FACTS["alpha"]})
-    assert plan.estimate.total_s == one_host.estimate.total_s and not plan.estimate.measured
+    assert plan.estimate.total_s == one_host.estimate.total_s
     assert plan.estimate.load_s == pytest.approx(2 * one_host.estimate.load_s, rel=1e-3)
-    measured = [
-        Sample(
-            run="r", variant=s.variant, benchmark=s.benchmark, case=s.case, round=1, host=s.host, status="measured",
-            timing=Timing(load_s=10.0, server_start_s=1.0 if s.start else None),
-        )
-        for s in plan.samples
-        if s.round == 1
-    ]  # fmt: skip
-    known = plan_of(CAMPAIGN, measured=measured).estimate
-    assert known.measured and known.load_s == 10 * len(plan.samples) and known.start_s == plan.estimate.starts
-    assert known.total_s == pytest.approx(27 * (10 + 1.5) + 9 * (1 + 2))
 
 
 def test_variants_that_are_the_same_on_a_host_are_noted() -> None:
