@@ -17,21 +17,6 @@ from gpurun.samples import FailureClass, Phase
 from gpurun.serverlog import ServerLog, mask
 from gpurun.signatures import markers, matchers
 
-Reason = Literal[
-    "exited",
-    "start_timeout",
-    "start_hang",
-    "port_in_use",
-    "time_limit",
-    "spawn",
-    "not_this_model",
-    "gpu_busy",
-    "quarantined",
-    "lock_lost",
-    "stopped",
-    "server_died",
-    "generation_failed",
-]
 _WHATEVER_THE_LOG_SAYS = ("spawn", "not_this_model", "gpu_busy", "quarantined", "lock_lost", "stopped")
 # SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
 _KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
@@ -70,30 +55,29 @@ def classify(
     engine: str | None = None,
     exit_code: int | None = None,
     signal: int | None = None,
-    reason: Reason | None = None,
+    reason: str | None = None,
     message: str = "",
     phase: Phase | None = None,
     evidence: Evidence | None = None,
-    requested_stop: bool = False,
 ) -> Diagnosis:
     """Say why the server that wrote `log` failed, or that it did not.
 
     `exit_code` and `signal` are those of the server's process, `reason` is the job's own word for its end, `message`
-    its sentence about it, `phase` where the job was as far as its starter knows, `requested_stop` whether somebody
-    asked for the end. Without any of these only the log decides.
+    its sentence about it, `phase` where the job was as far as its starter knows. Without any of these only the log
+    decides.
     """
     if signal is None and exit_code is not None and (exit_code < 0 or 128 < exit_code < 160):
         signal = -exit_code if exit_code < 0 else exit_code - 128
     reading = Reading(ServerLog(log), engine, phase)
     failed = bool(exit_code) or signal is not None or reason is not None
-    hits = _counting(reading, failed, requested_stop)
+    hits = _counting(reading, failed)
     told = (
         _by_starter(reading, reason, message)
         or _root(reading, hits)
         or _by_kernel(reading, evidence)
         or _rough(reading, hits)
     )
-    if told is None and not requested_stop:
+    if told is None:
         not_by_kernel = evidence is not None and evidence.oom_kills == 0
         told = _without_cause(reading, hits, failed, not_by_kernel)
         stuck = reason in ("start_timeout", "start_hang", "time_limit", "generation_failed")
@@ -104,12 +88,10 @@ def classify(
     return replace(told or Diagnosis("none"), engine=reading.engine)
 
 
-def _counting(reading: Reading, failed: bool, requested_stop: bool) -> list[Hit]:
+def _counting(reading: Reading, failed: bool) -> list[Hit]:
     """The matches that may be causes. A server that was ready and that nothing says to be dead has survived whatever
     only a start can die of; what an orderly end writes after its beginning explains nothing."""
     hits = [hit for hit in reading.hits if not hit.quiet]
-    if requested_stop:
-        return [hit for hit in hits if hit.signature.rank == "root"]
     if reading.stopped is not None and not failed and not any(hit.line < reading.stopped for hit in hits):
         return []
     if reading.ready is not None and not failed and all(hit.signature.rank != "wrapper" for hit in hits):
@@ -156,7 +138,7 @@ def _by_name(reading: Reading, name: str, line: int | None = None, phase: Phase 
     return Diagnosis(klass, phase, number, reading.log.shown(at), end.advice, others=reading.telling())
 
 
-def _by_starter(reading: Reading, reason: Reason | None, message: str) -> Diagnosis | None:
+def _by_starter(reading: Reading, reason: str | None, message: str) -> Diagnosis | None:
     """What the one who started the job knows better than the log."""
     if reason == "port_in_use":
         hit = next((hit for hit in reading.hits if hit.signature.klass == "port_in_use"), None)
@@ -198,7 +180,7 @@ def _without_cause(reading: Reading, hits: list[Hit], failed: bool, not_by_kerne
 
 
 def _by_end(
-    reading: Reading, exit_code: int | None, signal: int | None, reason: Reason | None, not_by_kernel: bool
+    reading: Reading, exit_code: int | None, signal: int | None, reason: str | None, not_by_kernel: bool
 ) -> Diagnosis:
     """Only the way the process ended is known."""
     serving, name = reading.ready is not None, "other"
