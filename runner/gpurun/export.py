@@ -13,7 +13,7 @@ from gpurun.assess import Assessment
 from gpurun.compare import failed, measured
 from gpurun.manifest import Manifest
 from gpurun.samples import BASELINE
-from gpurun.texts import fill
+from gpurun.text import fill
 
 _TEXT = ("run", "campaign", "variant", "benchmark", "case", "label", "host", "status", "started_at", "engine",
          "engine_version", "failure_class", "failure_phase", "failure_proof", "taints", "content")  # fmt: skip

@@ -13,7 +13,7 @@ from gpurun.config import Server
 from gpurun.load import PORT_TOKEN
 from gpurun.plan import ASSUMED_STREAM_TOK_PER_S, Plan, PlannedSample
 from gpurun.samples import BASELINE
-from gpurun.texts import fill
+from gpurun.text import fill
 from gpurun.tree import differences, digest
 
 _READABLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}

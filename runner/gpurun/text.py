@@ -1,4 +1,4 @@
-"""Numbers, durations and foreign text as people read them."""
+"""Numbers, durations and foreign text as people read them, and templates of whole texts (data/text, data/report)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import codecs
 import io
 import math
 import re
-from typing import TextIO
+import shlex
+import time
+from functools import cache
+from typing import Any, TextIO
+
+import jinja2
+from markupsafe import Markup
+
+from gpurun.data import FOLDER
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
 # C0 and C1 controls, and the characters that reorder or hide text (bidirectional controls, line separators).
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ACRONYMS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "cpu": "CPU", "sm": "SM clock"}
 _UNITS = {
     "tok_per_s": "tok/s",
@@ -123,3 +132,41 @@ def _words_and_unit(metric: str) -> tuple[str, str]:
     match = _METRIC.fullmatch(metric)
     name, unit = match.groups() if match else (metric, None)
     return " ".join(_ACRONYMS.get(word, word) for word in re.split("[_ ]", name)), _UNITS.get(unit or "", "")
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Where all of gpurun's own templates are loaded from: escaped for what they are, controls spelled out."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([FOLDER / "text", FOLDER / "report"]),
+        autoescape=jinja2.select_autoescape(["html.j2", "xml.j2"]),
+        finalize=harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": number,
+        "percent": lambda share: f"{percent(share)} %",
+        "metric": metric_name,
+        "plural": plural,
+        "duration": duration,
+        "line": shorten,
+        "shell": shlex.quote,
+        "argv": shlex.join,
+        "local": lambda at: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)),
+        "xml": lambda told: _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", told),
+    }
+    return made
+
+
+def fill(name: str, **values: Any) -> str:
+    """A template of data/text, filled in, without a line feed at its end."""
+    return environment().get_template(name).render(values).rstrip("\n")
+
+
+def harmless(told: object) -> object:
+    """Whatever a template inserts, with control characters spelled out and lines kept."""
+    if isinstance(told, Markup) or not isinstance(told, str):
+        return told
+    return "\n".join(map(escape, told.split("\n")))

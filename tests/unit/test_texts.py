@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.doctor import Finding
-from gpurun.texts import fill
+from gpurun.text import fill
 
 
 def test_what_was_ended_is_told_by_what_is_known_of_it() -> None:

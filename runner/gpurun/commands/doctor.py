@@ -27,7 +27,7 @@ def command(inventory: Path | None, limit: str | None, results: Path, as_json: b
     from dataclasses import asdict
 
     from gpurun.doctor import HERE, of_here, of_host
-    from gpurun.texts import fill
+    from gpurun.text import fill
 
     findings = of_here(_look_here(results))
     if not any(one.state == "fail" for one in findings):

@@ -12,7 +12,7 @@ import click
 from gpurun.commands import options
 from gpurun.diagnose import classify
 from gpurun.signatures import markers
-from gpurun.texts import fill
+from gpurun.text import fill
 
 _HEAD_BYTES = 1 << 16
 _MOST_BYTES = 256 << 20

@@ -74,7 +74,7 @@ def command(
     from gpurun.environments import check_cuda, engines_on, models_on
     from gpurun.errors import HostError
     from gpurun.reachability import told
-    from gpurun.texts import fill
+    from gpurun.text import fill
 
     wanted["models"] = tuple(_model(text) for text in wanted["models"])
     engines_on({}, wanted["engines"], {}, gpus=False)

@@ -32,7 +32,7 @@ def command(
     from gpurun.samples import BASELINE
     from gpurun.serve import serve
     from gpurun.terminal import Terminal
-    from gpurun.texts import fill
+    from gpurun.text import fill
 
     wanted = [] if variant in (None, BASELINE) else [str(variant)]
     campaign, cases = opening.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)

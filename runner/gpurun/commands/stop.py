@@ -29,7 +29,7 @@ def command(
     from gpurun.errors import ConfigError, HostError
     from gpurun.playbooks import Controller
     from gpurun.reachability import told
-    from gpurun.texts import fill
+    from gpurun.text import fill
 
     if (run is None) != everything or run == "*":  # which a shell leaves in an empty folder, and hosts take for any
         raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")

@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from gpurun import started, text, texts, wording
+from gpurun import started, text, wording
 from gpurun.assess import Assessment, compare_runs
 from gpurun.data import FOLDER
 from gpurun.report import charts
@@ -59,7 +59,7 @@ def markdown(run: RunView) -> str:
 
 @cache
 def _templates() -> jinja2.Environment:
-    made = texts.environment()
+    made = text.environment()
     made.filters |= {"code": _code, "ticks": _ticks, "md": _md}
     made.globals |= {"verdict": wording.verdict, "change": lambda effect: wording.changes([effect])[0]}
     made.globals |= {"answers": wording.answers, "memory_lines": started.memory_lines}
@@ -73,7 +73,7 @@ def _data(name: str) -> str:
 
 def _ticks(told: str) -> Markup:
     """Text with code between backticks, for HTML."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(texts.harmless(told)))))  # noqa: S704 (escaped)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text.harmless(told)))))  # noqa: S704 (escaped)
 
 
 def _code(told: object) -> str:
