@@ -69,6 +69,11 @@ class RunView:
         """In the order of the campaign, the baseline first."""
         return sorted({case.variant: None for case in self.report.cases}, key=lambda name: name != BASELINE)
 
+    @property
+    def labels(self) -> list[str]:
+        """Of the points at which variants were compared."""
+        return list(dict.fromkeys(case.label for case in self.report.cases))
+
     def rows(self) -> list[Row]:
         """Every case, point by point."""
         effects = group(self.report.effects, lambda effect: effect.case.id)
