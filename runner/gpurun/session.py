@@ -63,7 +63,8 @@ class Session:
         self._note_lost(playbook.outcome)
         facts: dict[str, Mapping[str, Any]] = {host: known for host, known in found.items() if host not in self._lost}
         if not facts:
-            raise playbook.outcome.no_hosts(self._campaign.hosts, self._controller.inventory)
+            limit = f"` with `--limit {self._controller.limit}" if self._controller.limit else ""
+            raise playbook.outcome.no_hosts(self._campaign.hosts + limit, self._controller.inventory)
         if loads:
             self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts

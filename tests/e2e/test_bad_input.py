@@ -101,6 +101,8 @@ def test_errors_are_one_document_with_json(place: Place) -> None:
 def test_an_inventory_without_such_hosts(place: Place) -> None:
     place.campaign(hosts="nobody")
     refused(place, place.bench(), "no host for `nobody`", "inventory.yml", "hint: ")
+    place.campaign()
+    refused(place, place.bench("--limit", "nobody"), "no host for `gpu_hosts` with `--limit nobody`", "hint: ")
 
 
 def test_an_inventory_that_is_broken(place: Place) -> None:

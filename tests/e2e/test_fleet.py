@@ -255,6 +255,7 @@ def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFl
     known = f"UserKnownHostsFile {two.known_hosts}\nIdentityFile {two.key}\nStrictHostKeyChecking yes\nUser root\n"
     jump = f"Host inner\nHostName {other.address}\nProxyJump {host.address}\n"
     (tmp_path / "ssh_config").write_text(f"{jump}Host *\n{known}")
+    (tmp_path / "no_jump").write_text(f"{jump}Host {host.address}\nUserKnownHostsFile {tmp_path}/none\nHost *\n{known}")
 
     def knowing(file: Path) -> dict[str, str]:
         return {"ansible_ssh_common_args": common.replace(str(two.known_hosts), str(file))}
@@ -265,6 +266,12 @@ def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFl
     at = {"ansible_host": host.address, **knowing(two.known_hosts)}
     bench = {**at, "ansible_user": "bench", "ansible_ssh_private_key_file": ""}
     inner = {"ansible_host": "inner", "ansible_ssh_common_args": f"-F {tmp_path}/ssh_config"}
+    astray = {"ansible_host": "inner", "ansible_ssh_common_args": f"-F {tmp_path}/no_jump"}
+    asking = {
+        "ansible_ssh_common_args": knowing(tmp_path / "none")["ansible_ssh_common_args"].replace(
+            "Checking=yes", "Checking=ask"
+        )
+    }
     elsewhere = {"ansible_host": ported.address, "ansible_port": 2222, **knowing(plain.known_hosts)}
     cases: dict[str, tuple[dict[str, Any], str]] = {
         "unknown": ({**at, **knowing(tmp_path / "none")}, "is not known here"),
@@ -281,6 +288,8 @@ def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFl
         "become": ({**bench, "ansible_password": "bench", "ansible_become": True}, ""),
         "ported": ({**elsewhere, **with_key(plain.key)}, ""),
         "behind": (inner, ""),
+        "astray": (astray, "inner is not reached through its jump host"),
+        "asking": ({**at, **asking}, "could not be verified"),
     }
     inventory["gpu_hosts"]["hosts"] = {name: variables for name, (variables, _) in cases.items()}
     desk = Desk(tmp_path / "desk", inventory)

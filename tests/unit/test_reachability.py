@@ -40,6 +40,10 @@ CASES = {
         SENT + "ssh: connect to host 198.18.4.2 port 22: No route to host",
         SENT + "ssh: connect to host 198.18.4.2 port 22: Connection timed out",
     ],
+    "jump_host": [
+        SENT + "kex_exchange_identification: Connection closed by remote host\r\n"
+        "Connection closed by UNKNOWN port 65535"
+    ],
     "connection_lost": [
         SENT + "Timeout, server 198.18.4.2 not responding.",
         SENT + "client_loop: send disconnect: Broken pipe",
