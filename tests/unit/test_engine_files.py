@@ -61,9 +61,10 @@ def test_a_hosts_own_programs_are_looked_for() -> None:
     assert {load_engine(name).binary for name in engine_names()} - {None} == set(LOOKED_FOR)
 
 
-@pytest.mark.parametrize("name", ["sglang", "vllm"])
+@pytest.mark.parametrize("name", ["sglang", "vllm", "trtllm"])
 def test_metric_names_carry_the_engines_prefix(name: str) -> None:
     metrics = load_engine(name).metrics
     assert metrics is not None
-    assert all(metric.startswith(f"{name}:") for metric in [*metrics.names.values(), *metrics.gauges.values()])
-    assert {"prompt_tokens", "output_tokens", "preemptions"} <= set(metrics.names)
+    prefix = "trtllm_" if name == "trtllm" else f"{name}:"
+    assert all(metric.startswith(prefix) for metric in [*metrics.names.values(), *metrics.gauges.values()])
+    assert {"prompt_tokens", "output_tokens"} <= set(metrics.names)
