@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -87,6 +89,17 @@ def _report_bug(error: BaseException) -> str:
     return message
 
 
+def _of_the_machine(error: OSError) -> str | None:
+    """What no call could do here, where that is why this one failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write {error.filename or 'what is to be told'}: {error.strerror}"
+    try:
+        os.getcwd()  # noqa: PTH109 (the call that fails)
+    except OSError:
+        return "the folder that gpurun was started in is gone: go to another one"
+    return None
+
+
 _YES = ("1", "true", "t", "yes", "y", "on")  # what click takes for a flag's yes in a variable
 
 
@@ -98,7 +111,8 @@ def _as_document(code: ExitCode, message: str, error: GpurunError | None = None)
 
         told = error.document() if error else {"code": int(code), "message": message, "hint": None, "where": None}
         document = {**((error and error.result) or {}), "error": told}
-        click.echo(json.dumps(document, indent=2, sort_keys=True))
+        with contextlib.suppress(OSError):  # nobody reads, or the disk is full
+            click.echo(json.dumps(document, indent=2, sort_keys=True))
     return int(code)
 
 
@@ -121,6 +135,9 @@ def guarded(call: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.DONE)
     except Exception as error:
+        if isinstance(error, OSError) and (told := _of_the_machine(error)):
+            click.echo(f"error: {told}", err=True)
+            return _as_document(ExitCode.NOT_READY, told)
         return _as_document(ExitCode.BUG, _report_bug(error))
     return result if isinstance(result, int) else int(ExitCode.DONE)
 

@@ -200,6 +200,14 @@ def test_a_model_that_is_cut_off(place: Place) -> None:
     failed(place, place.bench(), 3, "here: Fetch the model:", f"{model} is cut off", "fetch the file again")
 
 
+def test_a_model_that_is_no_file(place: Place) -> None:
+    """Who opened this one would wait for ever."""
+    model = place.folder / "model.gguf"
+    os.mkfifo(model)
+    place.campaign(server=server(model={"path": str(model)}))
+    failed(place, place.bench(), 3, f"{model} is neither a file nor a folder", "check `path`")
+
+
 def test_one_variants_missing_model_does_not_end_the_others(place: Place) -> None:
     """The step says what it misses; the server that wants the model says so again (this one wants none)."""
     model = place.folder / "model.gguf"

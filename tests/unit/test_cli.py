@@ -106,6 +106,26 @@ def test_a_bug_leaves_a_report_and_no_traceback_on_the_screen(
     assert "Traceback" not in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", [["plan", "-c", "campaigns/quickstart.yml"], ["validate", "none", "--set", "x"]])
+def test_a_full_disk_behind_the_output_is_no_bug(words: list[str]) -> None:
+    told = "GPURUN_PLAN_JSON" if words[0] == "plan" else "GPURUN_VALIDATE_JSON"
+    with Path("/dev/full").open("w") as full:
+        argv = [sys.executable, "-m", "gpurun", *words]
+        env = {**os.environ, told: "1"}
+        done = subprocess.run(argv, cwd=ROOT, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == (4 if words[0] == "plan" else 2), done.stderr
+    assert "Traceback" not in done.stderr and "bug" not in done.stderr
+
+
+def test_a_folder_that_is_gone_is_no_bug(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$1" -m gpurun doctor', str(gone), sys.executable]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and "is gone" in done.stderr, done
+
+
 @pytest.mark.parametrize("result", [None, 0, 1, ExitCode.REGRESSION])
 def test_a_verb_returns_its_exit_code(result: int | None) -> None:
     assert cli.guarded(lambda: result) == (result or 0)

@@ -144,8 +144,12 @@ def test_a_gguf_that_is_cut_off_anywhere_is_noticed(tmp_path: Path, lost: int) -
     assert caught.value.klass == "bad_model"
 
 
+# A key whose value is a list of one list, of one list, and so on.
+NESTED = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
+
+
 @pytest.mark.parametrize(
-    "data", [b"<html>not found</html>", b"GGUF" + b"\xff" * 64, b"", b"GGUF\x01\0\0\0" + bytes(64)]
+    "data", [b"<html>not found</html>", b"GGUF" + b"\xff" * 64, b"", b"GGUF\x01\0\0\0" + bytes(64), NESTED]
 )
 def test_what_is_no_gguf_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "m.gguf"

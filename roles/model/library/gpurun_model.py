@@ -170,6 +170,8 @@ def at_path(source):
         raise Trouble("bad_model", f"{path} does not exist on this host", "", "check `path` in the campaign")
     if not os.access(path, os.R_OK):
         raise Trouble("bad_model", f"{path} cannot be read by this user", "", "change its permissions")
+    if not (path.is_file() or path.is_dir()):
+        raise Trouble("bad_model", f"{path} is neither a file nor a folder", "", "check `path` in the campaign")
     if path.is_dir():
         check_folder(path)
         files = [file for file in path.rglob("*") if file.is_file()]

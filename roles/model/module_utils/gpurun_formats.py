@@ -56,10 +56,13 @@ _MAX_COUNT = 1 << 32  # no real header counts more of anything
 
 def check_file(path):
     """Trouble (bad_model) where a GGUF or safetensors file is damaged or cut off; other kinds of files pass."""
-    if path.suffix == ".gguf":
-        _check_gguf(path)
-    elif path.suffix == ".safetensors":
-        _check_safetensors(path)
+    try:
+        if path.suffix == ".gguf":
+            _check_gguf(path)
+        elif path.suffix == ".safetensors":
+            _check_safetensors(path)
+    except RecursionError:
+        raise Trouble("bad_model", f"{path} has a damaged header", "it is nested too deeply", _AGAIN) from None
 
 
 def check_folder(path):
