@@ -8,6 +8,7 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 import click
 
 from gpurun import __version__
-from gpurun.errors import ExitCode, GpurunError
+from gpurun.errors import ExitCode, GpurunError, InterruptedRunError
 
 # Names and one-liners stand here so that --help imports nothing else.
 VERBS = {
@@ -142,9 +143,14 @@ def guarded(call: Callable[[], Any]) -> int:
     return result if isinstance(result, int) else int(ExitCode.DONE)
 
 
+def _terminated(*_: object) -> None:
+    raise InterruptedRunError("terminated", terminated=True)
+
+
 def main() -> None:
     """Entry point of the `gpurun` program. A verb returns its exit code, or None for 0."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name may be any bytes, a locale may lack any letter
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminated)  # verbs that conduct a run have a way of their own
     sys.exit(guarded(lambda: gpurun.main(prog_name="gpurun", standalone_mode=False)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,13 @@ from typing import Any, Self
 from gpurun import events, opening, reachability
 from gpurun.cases import Case
 from gpurun.config import Campaign
-from gpurun.errors import HostError, InterruptedRunError, NotReadyError
+from gpurun.errors import ConfigError, HostError, InterruptedRunError, NotReadyError
 from gpurun.interrupts import Interrupts
 from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.samples import Sample
 from gpurun.store import RunStore
 
+_PATTERN = re.compile(r"[\s,*?]|^[!&~@-]")
 _STOP_S = 60.0  # the longest that clean-up may take
 _PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 
@@ -65,6 +67,9 @@ class Session:
         if not facts:
             limit = f"` with `--limit {self._controller.limit}" if self._controller.limit else ""
             raise playbook.outcome.no_hosts(self._campaign.hosts + limit, self._controller.inventory)
+        if odd := [host for host in facts if _PATTERN.search(host)]:
+            hint = "call it otherwise in the inventory, and say where it is with `ansible_host`"
+            raise ConfigError(f"the host name {odd[0]!r} is a pattern to Ansible, which then finds no host", hint=hint)
         if loads:
             self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts

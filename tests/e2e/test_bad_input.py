@@ -113,6 +113,14 @@ def test_an_inventory_that_is_broken(place: Place) -> None:
     assert len(program.lines) < 5
 
 
+@pytest.mark.parametrize("name", ["two words", "{{ x }}"])
+def test_a_host_name_that_ansible_takes_for_a_pattern(place: Place, name: str) -> None:
+    place.campaign()
+    inventory = place.folder / "inventory.yml"
+    inventory.write_text(inventory.read_text().replace("here:", f'"{name}":'))
+    refused(place, place.bench(), repr(name), "ansible_host")
+
+
 def test_a_missing_secret(place: Place) -> None:
     place.campaign(server=server(secrets=["E2E_NOT_SET"]))
     refused(place, place.bench(), "E2E_NOT_SET", "export")

@@ -95,6 +95,23 @@ def test_sigterm_while_measuring_ends_with_143(place: Place) -> None:
     interrupted(place, program, 143)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("verb", [["doctor"], ["stop", "--all"], ["plan", "-c", "campaign.yml"]], ids=lambda v: v[0])
+def test_looking_and_stopping_can_be_interrupted_too(place: Place, verb: list[str], number: int, code: int) -> None:
+    place.campaign()
+    python, inventory = place.folder / "python", place.folder / "inventory.yml"
+    python.write_text("#!/bin/sh\nexec sleep 200\n")
+    python.chmod(0o755)
+    inventory.write_text(inventory.read_text().replace("'{{ ansible_playbook_python }}'", json.dumps(str(python))))
+    program = place.start(*verb, "-i", "inventory.yml")
+    eventually(lambda: any("sleep 200" in line for line in place.leftovers()))
+    program.send(number)
+    assert program.finish() == code, program.stderr
+    assert "Traceback" not in program.stderr
+    eventually(lambda: not place.leftovers())
+    place.nothing_left()
+
+
 def test_a_second_ctrl_c_skips_the_clean_up_and_says_how_to_do_it(place: Place) -> None:
     place.campaign(server=LATE)
     program = place.bench()
