@@ -328,6 +328,8 @@ def test_no_live_block_where_it_would_be_noise() -> None:
         assert not Terminal("always", io.StringIO(), io.StringIO(), environ={}).live
         assert not Terminal("auto", io.StringIO(), tty, progress=False, environ={}).live
         assert not Terminal("auto", io.StringIO(), tty, environ={"TERM": "dumb"}).live
+        assert not Terminal("auto", io.StringIO(), tty, environ={"CI": "true"}).live
+        assert Terminal("auto", io.StringIO(), tty, progress=True, environ={"CI": "true"}).live
     os.close(leader)
 
 

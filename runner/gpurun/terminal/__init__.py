@@ -23,7 +23,8 @@ class Terminal:
     """The two streams, and what may be done with each.
 
     Colours: as `color` says; on "auto" NO_COLOR switches them off, FORCE_COLOR on, and otherwise a terminal has them.
-    `progress` None means a live block where stderr is a terminal, plain lines elsewhere; False means plain lines.
+    `progress` None means a live block where stderr is a terminal and CI is not set, plain lines elsewhere; False means
+    plain lines.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Terminal:
             width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((width, 24)).columns))
         self._out = _console(self._stdout, wants_color(color, self._stdout, environ), width)
         self._err = _console(self._stderr, wants_color(color, self._stderr, environ), None)
-        self.live = progress is not False and _is_terminal(self._stderr, environ)
+        wanted = not environ.get("CI") if progress is None else progress  # some CI has terminals, and keeps their log
+        self.live = wanted and _is_terminal(self._stderr, environ)
 
     def observer(self) -> Observer:
         """A watcher for a run, as this terminal can show it."""
