@@ -98,6 +98,7 @@ class Reader:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the recipes are six runs
 @pytest.mark.parametrize("document", ["guide.md", "concepts.md", "recipes.md"])
 def test_every_command_runs(document: str, place: Place) -> None:
     reader = Reader(place)
