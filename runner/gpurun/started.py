@@ -140,14 +140,20 @@ def settings_lines(planned: Sequence[Mapping[str, Any]], settings: Mapping[str, 
 def _pairs(
     planned: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]
 ) -> Iterator[tuple[str, Engine, Mapping[str, Any], Mapping[str, Any], dict[str, Any]]]:
-    """Each variant's first server on each host, what it resolved, what the baseline's at the same point did, and the
-    flags that the first has otherwise; None for those that it has not."""
+    """Each variant's first server on each host that told most; what it resolved, what the baseline's at the same point
+    did, and the flags that the first has otherwise; None for those that it has not."""
     first: dict[tuple[str, str, str], tuple[str, Settings]] = {}
     for item in planned:
         if item.get("start") and settings.get(item["id"], {}).get("resolved"):
             point = json.dumps({key: value for key, value in item["axes"].items() if key.startswith("server.")})
-            known = item["server"]["engine"]["name"], settings[item["id"]]
-            first.setdefault((item["host"], item["variant"], point), known)
+            name, known, key = (
+                item["server"]["engine"]["name"],
+                settings[item["id"]],
+                (item["host"], item["variant"], point),
+            )
+            # One that was never ready has told little.
+            if key not in first or len(first[key][1]["resolved"]) < len(known["resolved"]):
+                first[key] = name, known
     for (host, variant, point), (name, mine) in first.items():
         base_name, base = first.get((host, BASELINE, point), ("", {}))
         if variant != BASELINE and base_name == name and name in engine_names():

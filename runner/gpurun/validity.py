@@ -177,7 +177,7 @@ def sanity(answers: bytes | None, of_baseline: bytes | None) -> Iterator[Finding
         said = f"to {table('sanity')['questions'][first - 1]['ask']!r} it says {mine[first][:60]!r}"
         text = f"it answers none of {len(known)} questions that the baseline answers: {said}"
         yield Finding("output_sanity", text, "fails")
-    elif (alike := _alike(mine[0], theirs[0])) < _LIKE and known:
+    elif known and mine[0] and theirs[0] and (alike := _alike(mine[0], theirs[0])) < _LIKE:  # one may have been late
         text = f"its answer to a fixed prompt shares {alike:.0%} of the words with the baseline's"
         yield Finding("output_sanity", text, "taints")
 

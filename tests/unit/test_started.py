@@ -123,6 +123,12 @@ def test_a_server_that_never_served_has_no_settings_to_compare() -> None:
     found["1/log-only/h"]["resolved"] = {"max_total_num_tokens": 7}
     assert [row.setting for row in started.settings_rows(plan, found)["log-only"]] == ["max_total_num_tokens"]
     assert "dead" not in started.settings_rows(plan, found)
+    # A baseline that was late in the first round told all in the second.
+    late = [{**planned("baseline", ""), "id": f"{number}/baseline/h"} for number in (1, 2)]
+    told = {"1/baseline/h": found["1/log-only/h"], "2/baseline/h": settings(plan[0], answer())}
+    other = planned("other", "--tp 2")
+    told["1/other/h"] = settings(other, answer(tp_size=4))
+    assert [row.setting for row in started.settings_rows([*late, other], told)["other"]] == ["tp_size"]
 
 
 def test_what_the_engine_keeps_to_itself_may_have_changed() -> None:

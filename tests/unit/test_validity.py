@@ -160,6 +160,7 @@ RIGHT = answers("The sea is a wide blue world of waves.", "Paris.", "4", "Cold",
         (answers("!!!!", "!!!!!", "!!!!", "!!!", "!!!"), RIGHT, ["fails"]),
         (answers(None, None, None, None, None), RIGHT, ["fails"]),
         (answers("Waves roll endlessly.", "Paris", "4", "cold", "Earth"), RIGHT, ["taints"]),
+        (RIGHT, answers(None, "Paris", "4", "cold", "Earth"), []),  # on a busy host an answer may come too late
         (answers("x", "y", "z", "z", "z"), answers("a", "b", "c", "c", "c"), []),  # a random model knows nothing
         (RIGHT, None, []),
         (None, RIGHT, []),
