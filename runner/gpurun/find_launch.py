@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from gpurun.container_spec import as_shell
 from gpurun.data import table
 from gpurun.errors import ConfigError
 from gpurun.shell import ASSIGNMENT, commands
@@ -27,9 +28,10 @@ class Found:
 
 
 def find_launch(text: str) -> Found:
-    """Where a shell text launches a server. ConfigError where it does not."""
+    """Where a shell text, or a container in YAML, launches a server. ConfigError where it does not."""
     try:
-        found = _find(commands(text))
+        lines = (_find(commands(line)) for line in as_shell(text))
+        found = next(filter(None, lines), None) or _find(commands(text))
     except ValueError as error:
         raise ConfigError(f"this is no shell command: {error}") from None
     if found is None:

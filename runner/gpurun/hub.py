@@ -6,6 +6,7 @@ The reader is the one that hosts use, so that both say the same: a module of the
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
 import urllib.error
@@ -58,12 +59,17 @@ def _from_hub(repository: str, revision: str) -> dict[str, Any]:
         request = urllib.request.Request(f"{base}/{quote(name)}", headers={"User-Agent": "gpurun"})  # noqa: S310
         if token:  # which a redirection elsewhere does not get
             request.add_unredirected_header("Authorization", f"Bearer {token}")
-        answer: IO[bytes] = urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
+        try:
+            answer: IO[bytes] = urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
+        except urllib.error.HTTPError as error:
+            if name == headers().QUANTIZATION and error.code == 404:
+                return io.BytesIO(b"{}")
+            raise
         return answer
 
     for weights in ("model.safetensors.index.json", "model.safetensors"):
         try:
-            return dict(headers().describe_safetensors(["config.json", weights], open_file))
+            return dict(headers().describe_safetensors(["config.json", headers().QUANTIZATION, weights], open_file))
         except urllib.error.HTTPError as error:
             file = urlsplit(error.url).path.rpartition("/")[2]
             if file == "config.json":

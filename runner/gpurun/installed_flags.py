@@ -1,7 +1,7 @@
 """Before a model is loaded: each planned server's flags against the options that its host's engine really has.
 
-An engine tells them itself (roles/engine/files/engine_options.py). One that cannot tell them is not checked, and the
-run says so; its own words will do. Containers are not checked: their engine lies in the image.
+An engine tells them itself (roles/engine/files/engine_options.py), one in an image in a container of it. One that
+cannot tell them is not checked, and the run says so; its own words will do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from gpurun.samples import Sample
 from gpurun.store import RunStore
 from gpurun.tree import digest
 
+_PYTHON = "python3"  # what images call the one that has their engine
+_OF_CONTAINER: Mapping[str, Any] = {"runtime": None, "image": None, "mounts": [], "args": []}
+
 
 def questions(store: RunStore, host: str) -> list[dict[str, Any]]:
     """What `host` is asked: once for each engine of which it has samples to measure."""
@@ -35,18 +38,18 @@ def _question(server: Mapping[str, Any], home: str) -> dict[str, Any] | None:
     """Which program tells the options, and where the answer is kept on the host."""
     name, version, program = server["engine"]["name"], server["engine"]["version"], server["engine"].get("binary")
     engine = load_engine(name)
-    if server["container"] or not (engine.options.parser or engine.options.help):
+    if not (engine.options.parser or engine.options.help):
         return None
-    place = f"{home}/engines/{name}-{version}"
-    return {
-        "name": name,
-        "version": version,
-        "python": None if program else f"{place}/bin/python",
+    words = itertools.takewhile(lambda word: not word.startswith("-"), server["argv"])
+    question = {"name": name, "version": version, "parser": engine.options.parser, "help": [*words, "--help"]}
+    inside, place = server["container"], f"{home}/engines/{name}-{version}"
+    other = {key: inside.get(key) or default for key, default in _OF_CONTAINER.items()} if inside else program
+    return question | {
+        "python": _PYTHON if inside else None if program else f"{place}/bin/python",
         "binary": program,
-        "launcher": f"{place}/{engine.launcher}" if engine.launcher and not program else None,
-        "parser": engine.options.parser,
-        "help": [*itertools.takewhile(lambda word: not word.startswith("-"), server["argv"]), "--help"],
-        "cache": f"{home}/options/{name}-{digest(program)[:8]}.json" if program else f"{place}/options.json",
+        "launcher": f"{place}/{engine.launcher}" if engine.launcher and not other else None,
+        "container": other if inside else None,
+        "cache": f"{home}/options/{name}-{digest(other)[:8]}.json" if other else f"{place}/options.json",
     }
 
 

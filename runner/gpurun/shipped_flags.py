@@ -17,17 +17,12 @@ def check(subject: Subject) -> Iterator[Finding]:
     """A warning for each thing that the engine's parser would refuse. Nothing where the version is not known."""
     version = nearest_version(subject.engine, subject.version) if subject.version else None
     engine = load_engine(subject.engine)
-    if subject.image and versions(engine.name):
-        told = (
-            f"against the shipped options of {engine.title} {version} alone"
-            if version
-            else "by nobody before the start"
-        )
+    if subject.image and version is None and versions(engine.name):
         yield Finding(
             rule="flags",
             severity="note",
-            message=f"the engine in an image is not asked for its options: its flags are checked {told}",
-            advice=f"`engine: {engine.name}==VERSION` says what is in the image",
+            message="what is in the image is not known: its flags are checked when a run asks the engine in it",
+            advice=f"`engine: {engine.name}==VERSION` has them checked here as well",
         )
     if version is None:
         return

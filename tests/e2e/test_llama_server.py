@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.containers import Engine
 from tests.e2e.program import Place
 
 pytestmark = pytest.mark.slow
@@ -60,4 +61,26 @@ def test_real_llama_server(place: Place, path: str) -> None:
     assert samples["no-fa"]["failure"]["class"] == "bad_flag" and samples["no-fa"]["failure"]["expected"]
     (settings,) = place.folder.glob("results/e2e/*/samples/1/baseline-*/here/settings.json")
     assert json.loads(settings.read_text())["resolved"]["n_ctx_slot"] == "512"
+    place.nothing_left()
+
+
+def test_real_llama_server_in_an_image_is_asked_for_its_options(
+    place: Place, path: str, engine: Engine, tmp_path: Path
+) -> None:
+    """Its own --help, in a container of the image, refuses a flag before anything is started."""
+    program = path.partition(":")[0] + "/llama-server"
+    container = {"mounts": [f"{tmp_path}:{tmp_path}:ro"], "args": ["--entrypoint", program]}
+    flags = {"threads": 2, "ctx-size": 1024, "parallel": 2}
+    common = {"engine": "llamacpp", "runtime": "docker", "image": engine.image, "container": container, "model": MODEL}
+    misspelt = {"server": {"flags": {"ctx-siz": 2048}}, "expect": "bad_flag"}
+    place.campaign(server={**common, "flags": flags}, variants={"misspelt": misspelt})
+    bench = place.bench("--json", env={"DOCKER_HOST": engine.host})
+    assert bench.finish(300) == 0, bench.stderr
+    samples = {sample["variant"]: sample for sample in place.samples(bench.run)}
+    assert samples["baseline"]["status"] == "measured"
+    failure = samples["misspelt"]["failure"]
+    assert (failure["class"], failure["phase"]) == ("bad_flag", "preflight")
+    assert "did you mean `--ctx-size`?" in failure["advice"]
+    assert len(list((place.home / "options").glob("llamacpp-*.json"))) == 1
+    assert engine.containers() == []
     place.nothing_left()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,85 @@ def test_a_large_gap_to_what_the_engine_reports_is_seen() -> None:
 )
 def test_what_a_token_costs(config: dict[str, Any], flags: str, each: int) -> None:
     assert fit(ask("sglang==0.5.23", "8x H200", flags, of(config))).kv_bytes_per_token == each
+
+
+# What published config.json files say of a token's cache, in the keys that matter; by hand: heads x (key + value) x
+# bytes for each layer, with SGLang's ratio of 0.8 for windows that have a pool of their own, and as vLLM counts 32,768
+# tokens, of which a window keeps itself and a batch of 2,048.
+QWEN_NEXT = {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256}
+QWEN_NEXT |= {"full_attention_interval": 4, "linear_num_value_heads": 32, "linear_value_head_dim": 128}
+QWEN_NEXT |= {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4}
+GEMMA_3 = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+KIMI = {"num_hidden_layers": 27, "num_attention_heads": 32, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+KIMI |= {"linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "num_heads": 32, "head_dim": 128}}
+GLM_52 = {"num_hidden_layers": 78, "num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+GLM_52 |= {"index_head_dim": 128, "index_topk_freq": 4, "index_skip_topk_offset": 3}
+MIMO = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "head_dim": 192,
+}
+MIMO |= {"num_key_value_heads": 4, "v_head_dim": 128, "swa_num_key_value_heads": 8, "swa_v_head_dim": 128}
+MIMO |= {"sliding_window": 128, "hybrid_layer_pattern": [0, *[1, 1, 1, 1, 0, 1] * 7, 1, 1, 1, 1, 0]}
+STEP = {"architectures": ["Step3p5ForCausalLM"], "num_hidden_layers": 45, "num_attention_heads": 64, "head_dim": 128}
+STEP |= {"num_attention_groups": 8, "sliding_window": 512}
+STEP |= {"layer_types": ["full_attention", *["sliding_attention"] * 3] * 12}  # three more, for speculation
+GEMMA_3N = {"model_type": "gemma3n_text", "num_hidden_layers": 30, "num_kv_shared_layers": 10, "sliding_window": 512}
+NAS = {"num_hidden_layers": 3, "num_attention_heads": 64, "hidden_size": 8192, "num_key_value_heads": None}
+NAS |= {"block_configs": [{"attention": {"no_op": no, "n_heads_in_group": None if no else 8}} for no in (0, 1, 0)]}
+GDN = (32 * 128 + 2 * 16 * 128) * 3 * 2 + 32 * 128 * 128 * 4  # a state: convolution, and heads of 128 x 128
+KDA = 3 * 32 * 128 * 3 * 2 + 32 * 128 * 128 * 4
+KEPT = (1024 + 2048) / 32768
+
+
+@pytest.mark.parametrize(
+    ("config", "by_sglang", "by_vllm"),
+    [
+        (QWEN_NEXT, 12 * 2048, 12 * 2048 + 36 * GDN / 32768),
+        ({"text_config": GEMMA_3}, 34 * 4096, 5 * 4096 + 29 * 4096 * KEPT),  # the rest is what transformers assumes
+        ({"thinker_config": {"text_config": LLAMA_8B}}, 131072, 131072),
+        (KIMI, 7 * 1152, 7 * 1152 + 20 * KDA / 32768),
+        (GLM_52, 78 * 1152 + 21 * 132, 78 * 1152 + 21 * 132),
+        (MIMO, 9 * 2560 + 0.8 * 39 * 5120, 9 * 2560 + 39 * 5120 * (128 + 2048) / 32768),
+        (STEP, 12 * 4096 + 0.8 * 33 * 4096, 12 * 4096 + 33 * 4096 * (512 + 2048) / 32768),
+        ({"text_config": GEMMA_3N}, 30 * 2048, 4 * 2048 + 16 * 2048 * (512 + 2048) / 32768),  # SGLang keeps all
+        (NAS, 2 * 8 * 256 * 2, 2 * 8 * 256 * 2),
+        ({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True, "num_kv_heads": 71}, 8192, 8192),
+        ({"n_layers": 40, "n_heads": 48, "d_model": 6144, "attn_config": {"kv_n_heads": 8}}, 163840, 163840),
+        ({**LLAMA_8B, "sliding_window_pattern": "LLLG", "sliding_window": 1024}, 131072, 32768 + 98304 * KEPT),
+    ],
+    ids=str,
+)
+def test_what_a_token_of_public_models_costs(config: dict[str, Any], by_sglang: float, by_vllm: float) -> None:
+    found = fit(ask("sglang==0.5.23", "8x H200", "", of(config)))
+    assert found.kv_bytes_per_token == pytest.approx(by_sglang, abs=1)
+    found = fit(ask("vllm==0.33.0", "8x H200", "--max-model-len 32768", of(config)))
+    assert found.kv_bytes_per_token == pytest.approx(by_vllm, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"layer_types": ["full_attention", "heavily_compressed_attention"]}, "layers of kind `heavily_compressed_"),
+        ({"num_attention_heads": None, "head_dim": 128}, "does not tell the width of its attention"),
+        ({"sparse_attention_config": {"sparse_index_dim": 128}}, "keeps an index"),
+        ({"cross_attention_layers": [3]}, "images"),
+    ],
+)
+def test_what_is_not_known_of_a_cache_is_null(more: dict[str, Any], why: str) -> None:
+    for engine in ("sglang", "vllm", "trtllm", "llamacpp"):
+        found = fit(ask(engine, "8x H200", "", of({**LLAMA_8B, **more})))
+        assert found.kv_bytes_per_token is None and found.kv_tokens is None and found.fits is None
+        assert why in found.notes[0]
+
+
+def test_a_quantized_cache_is_said_in_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = write(tmp_path, LLAMA_8B)
+    told = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (folder / gpurun_model_headers.QUANTIZATION).write_text(json.dumps(told))
+    known = sizes_of(gpurun_model_headers.describe(folder))
+    assert fit(ask("vllm", "H100", "", known)).kv_bytes_per_token == 65536
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm", "llamacpp"])

@@ -95,3 +95,12 @@ def test_an_engine_that_cannot_be_asked_refuses_nothing(tmp_path: Path) -> None:
     assert refused == []
     assert notes == ["the flags of llamacpp are not checked beforehand: no libcuda"]
     assert pending(store, "h") == before
+
+
+def test_an_engine_in_an_image_is_asked_in_a_container_of_it(tmp_path: Path) -> None:
+    image = f"org/engine@sha256:{'0' * 64}"
+    own = f"vllm\n  runtime: docker\n  image: {image}\n  container: {{mounts: ['/m:/m'], shm_size: 16g}}"
+    (asked,) = questions(store_of(tmp_path, own), "h")
+    assert asked["container"] == {"runtime": "docker", "image": image, "mounts": ["/m:/m"], "args": []}
+    assert (asked["python"], asked["binary"], asked["launcher"]) == ("python3", None, None)
+    assert asked["cache"].startswith("/h/options/vllm-")

@@ -113,7 +113,7 @@ def test_one_place_for_each_outside_thing() -> None:
 
 
 def test_data_files_are_loaded_in_one_place() -> None:
-    campaigns = {"load", "report.view", "plan_text", "from_command"}  # which read or write a campaign
+    campaigns = {"load", "report.view", "plan_text", "from_command", "container_spec"}  # and what one is made of
     assert importers_of("yaml") <= {"data", *campaigns}
     assert data.table("facts") is data.table("facts")
     assert data.names("engines") == engine_names()

@@ -2,7 +2,7 @@
 
 Runs on a host, with its Python (>= 3.9): `read` answers for several engines, each from its cache where that is fresh.
 An engine written in Python is asked in its own environment, where this same text builds its argparse parser (`dump`);
-any other tells its options by `--help` (`options_of_help`).
+any other tells its options by `--help` (`options_of_help`). One in an image is asked in a container of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from pathlib import Path
 
 SCHEMA = "gpurun.options/1"
 LIMIT_S = 300
+ANSWER_S = 30  # of a container engine, about what it has
+ENV = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 NUMBER = re.compile(r"N|[A-Z_]*INDEX|SECONDS|SEED|SIMILARITY")  # what --help calls a number
 WORDS = re.compile(r"'([A-Za-z][\w-]*)'")
 
@@ -145,6 +148,7 @@ def options_of_parser(parser):
 
 def dump(code):
     """In the engine's own Python: `code` makes `parser`; its options as JSON on the last line of standard output."""
+    signal.alarm(LIMIT_S)  # a container outlives whoever asked
     space = {}
     exec(compile(code, "<parser>", "exec"), space)  # noqa: S102 (from the engine's data file)
     told = {"version": space.get("version"), "options": options_of_parser(space["parser"])}
@@ -227,11 +231,35 @@ def python_of(program):
 def identity(want):
     """What the cache is keyed on: the question, and the state of the program that answers it."""
     parts = [want["parser"], want["help"], want["version"]]
+    if want.get("container"):
+        parts += [want["container"], said_by(want["container"], "image", "inspect", "--format", "{{.Id}}")]
     for path in (want["python"], want["binary"], want["launcher"]):
         if path and Path(path).exists():
             real = Path(path).resolve()
             parts += [str(real), real.stat().st_size, int(real.stat().st_mtime)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def said_by(box, *words):
+    """What a container engine says of the image. RuntimeError where it has none, or does not answer."""
+    argv = [box["runtime"], *words, box["image"]]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S)
+    return finished(argv, done).strip()
+
+
+def in_container(want, name, argv):
+    """`argv` in a container of the image with the mounts and options of the server's, but no network and no GPU."""
+    box = want["container"]
+    command = [box["runtime"], "run", "--rm", "--init", "--pull", "never", "--network", "none", "--name", name]
+    run, _, job = os.environ.get("GPURUN_JOB", "").partition("/")
+    labels = {"gpurun.home": os.environ.get("GPURUN_HOME", ""), "gpurun.run": run, "gpurun.job": job}  # for `stop`
+    command += [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
+    command += [word for name, value in ENV.items() for word in ("--env", f"{name}={value}")]
+    command += [word for mount in box["mounts"] for word in ("--volume", mount)] + box["args"]
+    if want["parser"]:
+        command += ["--workdir", "/", "--entrypoint", argv[0]]
+        argv = argv[1:]
+    return [*command, box["image"], *argv]
 
 
 def ask(want, source):
@@ -243,18 +271,32 @@ def ask(want, source):
         argv = [python, "-c", source, "dump", want["parser"]]
     else:
         argv = want["help"]
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with tempfile.TemporaryDirectory() as folder:  # nothing of ours or of the user's is imported from there
-        done = subprocess.run(
-            argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
-        )
-    if done.returncode != 0:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise RuntimeError(f"`{shlex.join(argv[:1])}` ended with {done.returncode}: {(said or [''])[-1][:300]}")
-    found = json.loads(done.stdout.splitlines()[-1]) if want["parser"] else {"options": options_of_help(done.stdout)}
+    name = f"gpurun-options-{os.getpid()}"
+    if want.get("container"):
+        argv = in_container(want, name, argv)
+    try:
+        with tempfile.TemporaryDirectory() as folder:  # nothing of ours or of the user's is imported from there
+            env = {**os.environ, **ENV}
+            done = subprocess.run(
+                argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
+            )
+    except subprocess.TimeoutExpired:
+        if want.get("container"):  # it outlives its client
+            subprocess.run([argv[0], "rm", "--force", name], capture_output=True, timeout=ANSWER_S)
+        raise RuntimeError(f"`{argv[0]}` gave no answer within {LIMIT_S} s") from None
+    said = finished(argv, done)
+    found = json.loads(said.splitlines()[-1]) if want["parser"] else {"options": options_of_help(said)}
     if not found["options"]:
         raise RuntimeError(f"`{argv[0]}` told no options")
     return {**found, "version": found.get("version") or want["version"]}
+
+
+def finished(argv, done):
+    """The standard output of a program that did what it should."""
+    if done.returncode != 0:
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise RuntimeError(f"`{shlex.join(argv[:1])}` ended with {done.returncode}: {(said or [''])[-1][:300]}")
+    return done.stdout
 
 
 def read(wants, source, carry_on=None, wait_s=20.0):
@@ -268,7 +310,10 @@ def read(wants, source, carry_on=None, wait_s=20.0):
 def answer(want, source, carry_on, wait_s):
     """The answer of one engine."""
     cache = Path(want["cache"]).expanduser()
-    key = identity(want)
+    try:
+        key = identity(want)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # of an image that cannot be looked at
+        return {"error": str(error)[:500]}
     try:
         kept = json.loads(cache.read_text(encoding="utf-8"))
     except (OSError, ValueError):

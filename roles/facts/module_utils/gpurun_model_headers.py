@@ -21,6 +21,8 @@ _ODD = (
 )
 _LAYER = re.compile(r"\b(?:layers|h|blocks|blk)\.(\d+)\.")
 
+QUANTIZATION = "hf_quant_config.json"  # where NVIDIA's checkpoints say it, and engines look for it
+
 
 def describe_all(paths, home):
     """Path -> description of each of these models, and of those in gpurun's folder, that can be read."""
@@ -61,6 +63,9 @@ def describe_safetensors(names, open_file):
     """The same for a repository: `names` are its files, `open_file` gives one as a binary stream."""
     with open_file("config.json") as stream:
         config = _json(stream.read(), "config.json")
+    if QUANTIZATION in names and "quantization_config" not in config:
+        with open_file(QUANTIZATION) as stream:
+            config["quantization_config"] = _json(stream.read(), QUANTIZATION).get("quantization")
     wanted = [name for name in names if name.endswith(".safetensors")]
     if "model.safetensors.index.json" in names:
         with open_file("model.safetensors.index.json") as stream:

@@ -78,11 +78,11 @@ def _vllm_cell(question: Question, sizes: Sizes) -> float:
     length = question.context or 8192
     batch = question.get("chunk", 2048)
     kept = min(length, (sizes.number("sliding_window", "attention_chunk_size") or length) + batch)
-    layers = sizes.full + (
-        1 if question.get("draft_config", {}).get("method", "ngram") not in ("ngram", "suffix") else 0
-    )
+    layers = sizes.full - sizes.shared[0]
+    layers += 1 if question.get("draft_config", {}).get("method", "ngram") not in ("ngram", "suffix") else 0
     states = 1 + int(question.get("draft_config", {}).get("num_speculative_tokens", 0))  # one for each guess, too
-    need = layers * full * length + sizes.window * window * kept + sizes.state * sizes.state_bytes(split) * states
+    need = layers * full * length + (sizes.window - sizes.shared[1]) * window * kept
+    need += sizes.state * sizes.state_bytes(split) * states
     return float(need / length / split.pp)
 
 

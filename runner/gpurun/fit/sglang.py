@@ -130,7 +130,7 @@ def _sglang_cell(question: Question, sizes: Sizes) -> float:
     tokens for each of the full pool, whose tokens carry that share."""
     dtype, split = cache_type(question), question.split
     full, window = sizes.token("full", dtype, split), sizes.token("window", dtype, split)
-    pools = sizes.window and set(sizes.architectures) & set(question.data["window_architectures"])
+    pools = set(sizes.architectures) & set(question.data["window_architectures"]) and not question.get("one_pool")
     cell = sizes.full * full + sizes.window * window * (question.get("window_ratio") if pools and sizes.full else 1)
     if question.get("draft") and question.rule["draft_mib"].get("STANDALONE") is None:
         own = question.draft.full + question.draft.window if question.draft else None

@@ -5,6 +5,7 @@ All sizes are bytes unless a name says otherwise. `data/fit/models.yml` knows th
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from gpurun.data import table
 
 GIB = 2**30
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
 _SCALE_BLOCK = 128  # values per 4-byte scale of an fp8 latent or index (SGLang memory_pool.py, vLLM fp8_ds_mla)
 
 
@@ -37,7 +39,8 @@ class Split:
 class Sizes:
     """One model. `tensors` are [name, dtype, count, elements, bytes]; `config` is config.json's text part.
 
-    `full`, `window` and `state` count the layers that keep all tokens, the last ones, a fixed state.
+    `full`, `window` and `state` count the layers that keep all tokens, the last ones, a fixed state; `shared` are those
+    of the first two that read what an earlier layer keeps. `strange` are words for layers that are not known.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Sizes:
     full: int
     window: int
     state: int
+    shared: tuple[int, int] = (0, 0)
+    strange: tuple[str, ...] = ()
 
     def number(self, *keys: str) -> int | None:
         """The first of these keys that the config has, as a number; of one for each layer, the largest."""
@@ -67,11 +72,17 @@ class Sizes:
 
     @property
     def heads(self) -> int:
-        return self.number("num_attention_heads", "n_head") or 1
+        return self.number(*_HEADS) or 1
 
     @property
     def kv_heads(self) -> int:
-        return self.number("num_key_value_heads", "multi_query_group_num", "num_kv_heads") or self.heads
+        if self.config.get("multi_query") and not self.config.get("new_decoder_architecture"):
+            return 1  # the first Falcon and StarCoder, whose other keys mean something else
+        blocks = self.config.get("block_configs")
+        for block in blocks if isinstance(blocks, list) else ():
+            if share := block["attention"].get("n_heads_in_group"):
+                return int(self.heads // share)
+        return self.number(*knowledge("models")["kv_heads"]) or self.heads
 
     @property
     def latent(self) -> bool:
@@ -91,7 +102,10 @@ class Sizes:
                 return str(why)
         if not self.full + self.window + self.state:
             return "its config.json does not tell its layers"
-        if self.full + self.window and not self.latent and not all(self.head_bytes):
+        if self.strange:
+            return f"gpurun does not know what layers of kind `{', '.join(self.strange)}` keep"
+        told = self.latent or self.number(*_HEADS) is not None
+        if self.full + self.window and not (told and (self.latent or all(self.head_bytes))):
             return "its config.json does not tell the width of its attention"
         return None
 
@@ -104,7 +118,7 @@ class Sizes:
         """Elements of a key and of a value of one head."""
         width = (
             self.number("head_dim", "attention_head_dim", "kv_channels")
-            or (self.number("hidden_size", "n_embd") or 0) // self.heads
+            or (self.number("hidden_size", "n_embd", "d_model") or 0) // self.heads
         )
         return width, self.number("v_head_dim") or width
 
@@ -122,7 +136,7 @@ class Sizes:
             sparse, cell = sparse or 0, element * (rank + rope)
             if element == 1:  # the rotary part stays in 16 bits, and blocks of the rest have scales
                 cell = rank + rank // _SCALE_BLOCK * 4 + rope * 2
-            return cell + sparse + sparse // _SCALE_BLOCK * 4
+            return cell + (sparse + sparse // _SCALE_BLOCK * 4) * self._indexed
         heads = self.kv_heads
         key, value = self.head_bytes
         if kind == "window":
@@ -134,18 +148,31 @@ class Sizes:
         held = max(1, heads // split.attention)
         return held * (key * element + value * (bytes_of(value_dtype, self) if value_dtype else element))
 
+    @cached_property
+    def _indexed(self) -> float:
+        """The share of layers with an index of their own: others take what an earlier one has found."""
+        kinds, every = self.config.get("indexer_types"), self.number("index_topk_freq") or 1
+        if not isinstance(kinds, list):
+            begin = self.number("index_skip_topk_offset") or 2
+            kinds = ["shared" if max(layer - begin + 1, 0) % every else "full" for layer in range(self.full)]
+        return kinds.count("full") / (len(kinds) or 1)
+
     def state_bytes(self, split: Split) -> float:
-        """Bytes that one sequence takes in one layer that keeps a state: Mamba-2 or gated delta net, 16-bit convolution
-        and 32-bit state (SGLang configs/mamba_utils.py, vLLM mamba_utils.py)."""
-        value_heads = self.number("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads")
-        value_width = self.number("linear_value_head_dim", "mamba_head_dim", "mamba_d_head")
-        depth = self.number("linear_key_head_dim", "ssm_state_size", "mamba_d_state")
-        groups = self.number("linear_num_key_heads", "n_groups", "mamba_n_groups") or 1
+        """Bytes that one sequence takes in one layer that keeps a state: Mamba, gated or Kimi's delta net, a short
+        convolution; 16 bits of the convolution and 32 of the state (SGLang configs/mamba_utils.py, vLLM
+        mamba_utils.py). 0: not known."""
+        if kernel := self.number("conv_L_cache"):
+            return (self.number("conv_dim", "hidden_size") or 0) * (kernel - 1) * 2 / split.tp
+        heads = self.number("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+        width = self.number("linear_value_head_dim", "mamba_head_dim", "mamba_d_head")
+        inner = (self.number("mamba_expand") or 0) * (self.number("hidden_size") or 0)
+        inner = heads * width if heads and width else self.number("mamba_d_ssm") or inner
+        depth = self.number("linear_key_head_dim", "ssm_state_size", "mamba_d_state") or 0
+        groups = self.number("linear_num_key_heads", "n_groups", "mamba_n_groups", "mamba_ngroups") or 1
         kernel = self.number("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv") or 4
-        if not (value_heads and value_width and depth):
-            return 0.0
-        inner = value_heads * value_width
-        return ((inner + 2 * groups * depth) * (kernel - 1) * 2 + inner * depth * 4) / split.tp
+        groups = groups if heads else 0  # the first Mamba convolves its channels alone
+        size = (inner + 2 * groups * depth) * (kernel - 1) * 2 + inner * depth * 4
+        return size / split.tp if inner * depth else 0.0
 
     @cached_property
     def weights(self) -> int:
@@ -195,20 +222,45 @@ def sizes_of(description: Mapping[str, Any], name: str = "") -> Sizes:
         raise ValueError("a model's description has `config` and `tensors`")
     if description.get("format") == "gguf":
         whole = _gguf_config(whole)
-    nested = (whole.get(key) for key in knowledge("models")["nested"])
-    config = {**whole, **next((each for each in nested if isinstance(each, Mapping)), {})}
+    config = _text_config(whole)
     kinds = layer_kinds(config)
-    counts = (sum(kind in each.split("+") for each in kinds) for kind in ("full", "window", "state"))
-    return Sizes(name, config, whole, tensors, *counts)
+    known = ("full", "window", "state", "none")
+    full, window, state = (sum(kind in each.split("+") for each in kinds) for kind in known[:3])
+    strange = tuple(sorted({each for each in kinds if not set(each.split("+")) <= set(known)}))
+    last = kinds[len(kinds) - int(config.get("num_kv_shared_layers") or 0) :]
+    shared = (last.count("full"), last.count("window"))
+    return Sizes(name, config, whole, tensors, full, window, state, shared, strange)
+
+
+def _text_config(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config that the language model has: what a multimodal one says of it lies deeper, less what
+    transformers would say anyway."""
+    config = inner = dict(whole)
+    while True:
+        nested = (inner.get(key) for key in knowledge("models")["nested"])
+        inner = next((dict(each) for each in nested if isinstance(each, Mapping)), {})
+        if not inner:
+            break
+        config = {**knowledge("defaults").get(inner.get("model_type"), {}), **config, **inner}
+    for key, inside in knowledge("models")["inside"].items():
+        parts = config.get(key)
+        if isinstance(parts, Mapping):
+            config |= {name: parts[own] for name, own in inside.items() if own in parts}
+    return config
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:
     """What each layer keeps of a sequence, as the config says it in one of the ways that models.yml lists."""
     rules = knowledge("models")
-    count = next((int(config[key]) for key in ("num_hidden_layers", "n_layer", "num_layers") if config.get(key)), 0)
-    for key in rules["lists"]:
-        if isinstance(config.get(key), (list, str)) and config[key]:
-            return [rules["words"].get(word, "full") for word in config[key]]
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = next((int(config[key]) for key in names if config.get(key)), 0)
+    pattern = None if config.get("sliding_window_pattern") else knowledge("patterns").get(config.get("model_type"))
+    for said in (*(config.get(key) for key in rules["lists"]), pattern):
+        if isinstance(said, (list, str)) and said:  # longer with layers for speculation, shorter where it repeats
+            words = itertools.islice(itertools.cycle(said), count or len(said))
+            return [str(rules["words"].get(word, word)) for word in words]
+    if isinstance(blocks := config.get("block_configs"), list):
+        return ["none" if block["attention"].get("no_op") else "full" for block in blocks]
     for key in rules["full_flags"]:
         if isinstance(config.get(key), list):
             return ["full" if flag == 1 else "state" for flag in config[key]]
@@ -225,11 +277,7 @@ def layer_kinds(config: Mapping[str, Any]) -> list[str]:
         every = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] > 0), None)
         if every and (other == "state" or config.get("sliding_window")):
             return ["full" if (number + 1) % every == 0 else other for number in range(count)]
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        if str(config.get("model_type", "")).startswith("gemma2"):  # which says so in its code only
-            return ["full" if number % 2 else "window" for number in range(count)]
-        return ["window"] * count
-    return ["full"] * count
+    return ["window" if config.get("sliding_window") and config.get("use_sliding_window", True) else "full"] * count
 
 
 def _gguf_config(keys: Mapping[str, Any]) -> dict[str, Any]:
