@@ -1,7 +1,8 @@
 """A shell text as its simple commands: enough of the shell's grammar for the lines that people launch servers with.
 
 Quotes, line continuations, comments, redirections, `;`, `&&`, `|`, and variables that the text itself sets are
-understood. What it cannot know (a variable of somebody's shell, `$(...)`, a `<placeholder>`) stays as it is written.
+understood. What it cannot know (a variable of somebody's shell, or one that is set under a condition, `$(...)`, a
+`<placeholder>`) stays as it is written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _TOKEN = re.compile(
     | (?P<plain>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_ENDS = re.compile(r"(?m)(?:^|;)\s*(?:fi|done|esac)\b")
+_DEPTH = dict.fromkeys(("if", "for", "while", "until", "case"), 1) | dict.fromkeys(("fi", "done", "esac"), -1)
 _ESCAPED = re.compile(r'\\(["\\$`]|\n)')  # in double quotes
 
 
@@ -39,11 +42,20 @@ def commands(text: str) -> list[list[str]]:
         text = text.rstrip()[:-1] if text.count("'") % 2 and text.rstrip().endswith("'") else text
     known: dict[str, str] = {}
     found = []
+    depth, nests = 0, bool(_ENDS.search(text))
     for words in _split(text):
         plain = [_filled(word, quote, known) for word, quote in words]
+        depth += _DEPTH.get(plain[0], 0) if plain and nests else 0
+        while plain and plain[0] in ("then", "else", "do"):
+            plain = plain[1:]
         names = plain[1:] if plain and plain[0] == "export" else plain
         if names and all(ASSIGNMENT.fullmatch(name) for name in names):
-            known |= dict(ASSIGNMENT.fullmatch(name).groups() for name in names)  # type: ignore[union-attr, misc]
+            values: dict[str, str] = dict(ASSIGNMENT.fullmatch(name).groups() for name in names)  # type: ignore[union-attr, misc]
+            if depth > 0:
+                known = {name: value for name, value in known.items() if name not in values}
+                names = [f"{name}=${name}" for name in values]
+            else:
+                known |= values
             found.append(["env", *names]) if plain is not names else None
         elif plain:
             found.append(plain)

@@ -309,3 +309,78 @@ def test_other_names_of_a_model_are_kept_as_a_comment() -> None:
     written, found = campaign_from("vllm serve org/m --served-model-name a b c")
     assert found.server["model"]["name"] == "a"
     assert "#   --served-model-name b c: a model has one name here" in written
+
+
+def test_what_is_set_under_a_condition_is_not_known() -> None:
+    text = """
+    DTYPE=auto
+    export A=1
+    if [ "$SM" = 10.0 ]; then
+        export B=1
+        DTYPE=fp8
+    else export B=2; fi
+    for i in 0 1; do CUDA_VISIBLE_DEVICES=$i vllm serve org/m --kv-cache-dtype $DTYPE --port $((8000+i)) & done"""
+    server, found, _ = read(text)
+    assert server["env"] == {"A": "1", "CUDA_VISIBLE_DEVICES": "$i"}
+    assert server["flags"] == {"kv-cache-dtype": "$DTYPE"}
+    assert "server.flags.kv-cache-dtype" in found.open and "server.env.CUDA_VISIBLE_DEVICES" in found.open
+    assert "B: its value is not in the command" in found.left_out
+
+
+KUBERNETES = """
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.33.0
+        command: ["/bin/sh", "-c"]
+        args: ["vllm serve org/m --trust-remote-code --max-num-seqs 8"]
+        env:
+        - {name: VLLM_LOGGING_LEVEL, value: DEBUG}
+        - name: HUGGING_FACE_HUB_TOKEN
+          valueFrom: {secretKeyRef: {name: hf, key: token}}
+"""
+COMPOSE = """
+services:
+  llama:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    environment: [LLAMA_ARG_THREADS=8]
+    volumes: ["/models:/models:ro"]
+    command: >
+      -m /models/a.gguf
+      -c 4096 --flash-attn on
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            KUBERNETES,
+            {"engine": "vllm==0.33.0", "image": "vllm/vllm-openai:v0.33.0", "secrets": ["HUGGING_FACE_HUB_TOKEN"]},
+        ),
+        (
+            KUBERNETES.replace('["/bin/sh", "-c"]', "[vllm, serve]").replace(
+                '["vllm serve org/m --trust-remote-code --max-num-seqs 8"]',
+                "\n        - org/m\n        - --trust-remote-code\n        - --max-num-seqs=8",
+            ),
+            {"flags": {"trust-remote-code": True, "max-num-seqs": 8}, "env": {"VLLM_LOGGING_LEVEL": "DEBUG"}},
+        ),
+        (
+            COMPOSE,
+            {
+                "engine": "llamacpp",
+                "model": {"path": "/models/a.gguf"},
+                "flags": {"ctx-size": 4096, "flash-attn": "on"},
+                "env": {"LLAMA_ARG_THREADS": "8"},
+            },
+        ),
+        ('["vllm", "serve", "org/m", "--seed", "1"]', {"engine": "vllm", "flags": {"seed": 1}}),
+    ],
+)
+def test_a_container_in_yaml_says_the_same_as_a_command(text: str, wanted: dict[str, Any]) -> None:
+    server, _, _ = read(text)
+    assert {key: server[key] for key in wanted} == wanted
