@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import textwrap
 from pathlib import Path
 
 from tests.engines.vllm_cpu import vllm_cpu
@@ -57,7 +58,8 @@ def main() -> None:
     python = str(vllm_cpu().folder / "env/bin/python")
     done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True)
     for name, found in json.loads(done.stdout.splitlines()[-1]).items():
-        lines = [f"{kind}: {json.dumps(own).replace(chr(34), '')}" for kind, own in found.items()]
+        entries = (f"{kind}: {json.dumps(own).replace(chr(34), '')}" for kind, own in found.items())
+        lines = [line for each in entries for line in textwrap.wrap(each, 120, subsequent_indent="  ")]
         lines = ["# Made by tests/engines/model_defaults.py, which says what it is.", *lines]
         (TARGET / f"{name}.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(name, len(found), "types")
