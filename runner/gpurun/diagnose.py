@@ -17,7 +17,7 @@ from gpurun.samples import FailureClass, Phase
 from gpurun.serverlog import ServerLog, mask
 from gpurun.signatures import markers, matchers
 
-_WHATEVER_THE_LOG_SAYS = ("spawn", "not_this_model", "gpu_busy", "quarantined", "lock_lost", "stopped")
+_WHATEVER_THE_LOG_SAYS = ("spawn", "not_this_model", "gpu_busy", "quarantined", "lock_lost", "stopped", "rebooted")
 # SGLang ends itself with SIGKILL after a child failed, so that the signal alone proves nothing there.
 _KILLED_ITSELF = re.compile(r"Received sigquit|SIGQUIT received")
 _WAITS_IN_NCCL = re.compile(r"NCCL|nccl|[Ii]nit torch distributed|all.?reduce")

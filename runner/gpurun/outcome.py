@@ -48,7 +48,7 @@ def outcome(
     for job in (server, load or {}):
         if job.get("status") == "absent":  # `gpurun stop` from elsewhere leaves nothing of it
             job = {"reason": "stopped", "message": "it was stopped, and its files removed, while it was needed"}
-        if job.get("reason") in ("stopped", "lock_lost"):
+        if job.get("reason") in ("stopped", "lock_lost", "rebooted"):
             return _explain(log, engine, job, "serving" if load else None)
     if server.get("status") in _FAILED and not server.get("ready_at"):
         return _explain(log, engine, server, None)

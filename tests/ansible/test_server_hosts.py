@@ -61,6 +61,16 @@ def test_killed_supervisor_leaves_nothing_that_stop_does_not_find(jobs: Jobs) ->
     assert jobs.processes() == []
 
 
+@BOTH
+def test_host_that_lost_power_is_told(jobs: Jobs) -> None:
+    assert jobs.start()["status"] == "ready"
+    jobs.host.stop()
+    jobs.host.start()
+    job = jobs(state="finished", job="job2", argv=["true"], server_job="job1")["server"]
+    assert (job["status"], job["reason"]) == ("failed", "rebooted")
+    assert jobs.start()["reason"] == "rebooted"  # its name is used up, and nothing is measured on another server
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("here", ["host"])
 def test_hung_supervisor_is_ended_with_its_tree(jobs: Jobs) -> None:

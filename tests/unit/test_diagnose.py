@@ -269,6 +269,7 @@ def test_what_was_asked_last_is_the_proof_of_a_start_that_took_too_long() -> Non
         ("spawn", "missing_dependency", "start"),
         ("generation_failed", "engine_dead", "warmup"),
         ("server_died", "engine_dead", "serving"),
+        ("rebooted", "host_unreachable", "start"),
     ],
 )
 def test_what_only_the_starter_knows(reason: str, klass: str, phase: str) -> None:

@@ -92,7 +92,7 @@ job:
     reason:
       description: >-
         Why it ended: null, exited, stopped, time_limit, start_timeout, start_hang, generation_failed, not_this_model,
-        port_in_use, spawn, lock_lost, server_died, gpu_busy, quarantined.
+        port_in_use, spawn, lock_lost, server_died, gpu_busy, quarantined, rebooted.
       type: str
     message: {description: One sentence for people., type: str}
     dir: {description: The job's folder; its log is C(log) in there., type: str}

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible.module_utils.gpurun_processes import Process, belonging, descendants, is_alive, look
+from ansible.module_utils.gpurun_processes import Process, belonging, boot_id, descendants, is_alive, look
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,159}")
 _POLL_S = 0.03
@@ -125,6 +125,10 @@ class Job:
             with contextlib.suppress(OSError):
                 said = (self.directory / "supervisor.log").read_text(errors="replace").strip()[-500:]
                 return {"status": "failed", "reason": "spawn", "message": f"the supervisor did not start: {said}"}
+        born = str((self.read("supervisor") or {}).get("born", ""))
+        if not born.startswith(f"{boot_id()}:"):
+            message = "the host went down, and came up again without this job"
+            return {"status": "failed", "reason": "rebooted", "message": message}
         message = "the supervisor of this job was killed, and the job with it"
         return {"status": "failed", "reason": "exited", "message": message}
 

@@ -135,6 +135,8 @@ def _port(job: Job, kind: str, wanted: State) -> int | None:
 def _taken(port: int) -> State:
     who = gpurun_ports.holder(port)
     name = f"{who['command']} (pid {who['pid']}, user {who['user']})" if who else "a process that does not listen yet"
+    if who and who["pid"] is None:
+        name = f"a process of user {who['user']} that cannot be seen from here"
     message = f"port {port} is taken by {name}: end that, or choose another port, or none to get a free one"
     return {"message": message, "holder": who}
 
