@@ -75,7 +75,7 @@ class Launch:
         server["runtime"] = "podman" if "podman" in " ".join(words[:3]) else "docker"
         server["image"] = words[image]
         self.open_value(("image",), words[image])
-        if not re.search(r"(^|@)sha256:[0-9a-f]{64}$", words[image]):
+        if not re.search(r"(^|(^|@)sha256:)[0-9a-f]{64}$", words[image]):
             container["allow_tags"] = True
             self.comments[("image",)] = "a digest says which one: `docker image inspect` has it"
         at = words.index("run") + 1

@@ -16,7 +16,7 @@ from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_templa
 from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
-_PINNED = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")
+_PINNED = re.compile(r"(^|(^|@)sha256:)[0-9a-f]{64}$")  # Podman tells an id without its kind
 _RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
 _TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"
 _TEMPLATED = ("flags", "env", "argv", "ready")
