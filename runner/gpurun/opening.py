@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpurun import events, fields, remote, steps
+from gpurun import secrets as secret
 from gpurun.cases import Case, check
 from gpurun.config import Campaign
 from gpurun.errors import ConfigError, NoSuchRunError, NotReadyError
@@ -23,7 +24,7 @@ from gpurun.paths import find_campaign
 from gpurun.plan import Plan, build
 from gpurun.plan import load_hosts as planned_load_hosts
 from gpurun.remote import Remote
-from gpurun.steps import PASSING, SECRET_PREFIX
+from gpurun.steps import PASSING
 from gpurun.store import RunStore, find, iso, new_run_id
 
 
@@ -82,12 +83,10 @@ def load_hosts(campaign: Campaign, facts: Mapping[str, Mapping[str, Any]]) -> di
 
 
 def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The secrets that a campaign names, from the environment: NAME, or GPURUN_SECRET_NAME where that is set.
-
-    ConfigError lists those that are missing.
-    """
+    """The secrets that a campaign names, from the environment (docs/reference.md). ConfigError lists those that are
+    missing."""
     known = os.environ if environment is None else environment
-    values = {name: known.get(f"{SECRET_PREFIX}{name}") or known.get(name) or "" for name in names}
+    values = {name: next(iter(found), "") for name in names for found in [secret.values(name, known)]}
     missing = [name for name, value in values.items() if not value]
     if missing:
         raise ConfigError(

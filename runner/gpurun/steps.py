@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpurun import diagnose, events, remote, result, started, telemetry
+from gpurun import diagnose, events, remote, result, secrets, started, telemetry
 from gpurun.assess import Assessment
 from gpurun.errors import ExitCode, GpurunError, InterruptedRunError
 from gpurun.loads import AFTER
@@ -25,7 +25,6 @@ from gpurun.samples import BASELINE, Failure, FailureClass, Phase, Sample, Timin
 from gpurun.store import RunStore, iso
 from gpurun.tree import map_texts
 
-SECRET_PREFIX = "GPURUN_SECRET_"  # noqa: S105 (of names, not a value)
 PASSING = ("host_unreachable", "interrupted", "port_in_use", "gpu_busy")  # causes that may be gone the next time
 _RETRIED = ("port_in_use", "gpu_busy")  # by itself, once
 _LAST_TRIES = 5  # to bring what is left to the results store at the end
@@ -56,10 +55,8 @@ def push(store: RunStore, hosts: Sequence[str] | None = None, *, tries: int = 5)
 def open_store(run_dir: str, environment: Mapping[str, str] | None = None) -> RunStore:
     """The run in `run_dir`, as a playbook's worker sees it: the secrets to leave out are in its environment."""
     known = os.environ if environment is None else environment
-    names = RunStore.open(Path(run_dir)).plan.get("secrets", ())
-    names = (*names, *remote.SECRETS)
-    secrets = [value for name, value in known.items() if value and (name.startswith(SECRET_PREFIX) or name in names)]
-    return RunStore.open(Path(run_dir), secrets)
+    names = {*RunStore.open(Path(run_dir)).plan.get("secrets", ()), *remote.SECRETS, *secrets.handed_over(known)}
+    return RunStore.open(Path(run_dir), [value for name in names for value in secrets.values(name, known)])
 
 
 def needs(store: RunStore, host: str) -> dict[str, Any]:

@@ -78,11 +78,17 @@ def test_secrets_come_by_their_own_names_or_as_the_command_line_hands_them_over(
     assert secret_values(["A", "B"], known) == {"A": "two-value", "B": "three-value"}
     with pytest.raises(ConfigError, match="not set: C"):
         secret_values(["A", "C"], known)
+    (tmp_path / "file").write_text("kept-value\n")
+    known |= {"GPURUN_SECRET_D_FILE": str(tmp_path / "file"), "GPURUN_SECRET_E_FILE": str(tmp_path / "none")}
+    assert secret_values(["D"], known) == {"D": "kept-value"}
+    with pytest.raises(ConfigError, match="not set: E"):
+        secret_values(["E"], known)
     manifest = Manifest(run="20261130-0900-a1f3", campaign="c", started_at="t", controller=Controller.this())
     directory = RunStore.create(tmp_path, "version: 1\n", manifest).directory
     (directory / "plan.json").write_text('{"secrets": ["A", "B"], "samples": []}')
-    open_store(str(directory), known).append_event({"said": " ".join(known.values())})
-    assert json.loads((directory / "events.jsonl").read_text()) == {"said": "[secret] [secret] [secret] four-value"}
+    said = "one-value two-value three-value kept-value four-value"
+    open_store(str(directory), known).append_event({"said": said})
+    assert json.loads((directory / "events.jsonl").read_text()) == {"said": "[secret] " * 4 + "four-value"}
 
 
 @pytest.mark.parametrize(

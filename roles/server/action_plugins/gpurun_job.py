@@ -19,6 +19,7 @@ from ansible.module_utils.common.parameters import remove_values
 from ansible.plugins.action import ActionBase
 
 from ansible import constants
+from gpurun import secrets
 
 _ROLE = Path(__file__).parents[1]
 _OPTIONS = yaml.safe_load(runpy.run_path(str(_ROLE / "library" / "gpurun_job.py"))["DOCUMENTATION"])["options"]
@@ -66,10 +67,7 @@ def _with_plan(args: dict[str, Any]) -> dict[str, Any]:
     """The options, with what `planned` says of those that are not given."""
     planned = args.get("planned") or {}
     values = {key: value for key, value in planned.items() if key in _SPEC and value is not None}
-    # As the command line hands secrets over, else by their own names: whoever calls ansible-playbook has set those.
-    known = {
-        name: os.environ.get(f"GPURUN_SECRET_{name}") or os.environ.get(name, "") for name in values.pop("secrets", [])
-    }
+    known = {name: next(iter(secrets.values(name, os.environ)), "") for name in values.pop("secrets", [])}
     return {"secrets": known, **values, **{key: value for key, value in args.items() if key != "planned"}}
 
 

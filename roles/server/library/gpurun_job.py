@@ -27,7 +27,7 @@ options:
   planned:
     description:
       - What the plan says of the job. Its keys count as the options of their names, where those are not given.
-      - Its C(secrets) are names, found in the environment of the controller as C(GPURUN_SECRET_NAME) or C(NAME).
+      - Its C(secrets) are names, found in the environment of the controller (see gpurun.secrets).
     type: dict
   argv:
     description: What to start. C(@GPURUN_PORT@) in here, in O(env) and in O(files) becomes the port. No shell.
