@@ -148,3 +148,25 @@ def test_a_resumed_run_takes_over_from_its_own_dead_controller_on_another_machin
 def test_a_living_controller_on_this_machine_is_not_succeeded(home: Path) -> None:
     assert locks.hold(home, wanted("run1", controller(os.getpid())), 0)["held"] is True
     assert locks.hold(home, wanted("run1", controller(1)), 0)["held"] is False
+
+
+def test_a_resumed_run_has_its_host_back_from_a_lost_machine_once_that_was_silent(home: Path) -> None:
+    lost, new = controller(41, "a lost machine"), controller(42, "another machine")
+    mine = {**wanted("run1", lost), "silent_s": 60.0}
+    locks.hold(home, mine, 0)
+    lock = home / "lock.json"
+
+    def last_heard(began_s_ago: float, renewed_s_ago: float) -> None:
+        now = time.time()
+        known = {**json.loads(lock.read_text()), "since": now - began_s_ago, "renewed_at": now - renewed_s_ago}
+        lock.write_text(json.dumps(known))
+
+    last_heard(100, 100)  # it had not begun to measure: installations may be silent
+    assert locks.hold(home, wanted("run1", new), 0)["held"] is False
+    last_heard(100, 50)
+    assert locks.hold(home, wanted("run1", new), 0)["held"] is False
+    last_heard(100, 70)
+    assert locks.hold(home, wanted("run2", new), 0)["held"] is False
+    assert locks.hold(home, wanted("run1", new), 0)["changed"] is True
+    last_heard(100, 70)  # held without a say in this (a load host while the server starts): by its lease only
+    assert locks.hold(home, wanted("run1", lost), 0)["held"] is False

@@ -10,6 +10,7 @@ description:
   - One run at a time on a host. Every call of gpurun_job for that run renews the lease.
   - A holder whose controller is dead (its process is gone; on another machine, its lease has passed) loses the host,
     after everything that its run left there has been ended.
+  - A run that is resumed has its own host back sooner, after O(silent_s).
   - Otherwise a second run is told who holds the host, and fails.
 options:
   state: {description: V(held) or V(released)., type: str, choices: [held, released], default: held}
@@ -22,6 +23,9 @@ options:
       - C(machine_id) is boot id and pid namespace (see gpurun_processes), C(pid_start) clock ticks since boot.
     type: dict
   lease_s: {description: Seconds that the host stays ours without a sign of life., type: float, default: 900}
+  silent_s:
+    description: Seconds without a sign of life, while it measures, after which the same run may go on from elsewhere.
+    type: float
   wait_s: {description: Seconds to wait for another run to end., type: float, default: 0}
 author: gpurun
 """
@@ -54,6 +58,7 @@ def main() -> None:
             "campaign": {"type": "str", "default": ""},
             "controller": {"type": "dict"},
             "lease_s": {"type": "float", "default": 900.0},
+            "silent_s": {"type": "float"},
             "wait_s": {"type": "float", "default": 0.0},
         },
         required_if=[("state", "held", ["controller"])],
@@ -69,7 +74,7 @@ def main() -> None:
             check_name(params["run"], "run")
         if params["state"] == "released":
             module.exit_json(changed=locks.release(home, params["run"]), held=False)
-        wanted = {key: params[key] for key in ("run", "campaign", "controller", "lease_s")}
+        wanted = {key: params[key] for key in ("run", "campaign", "controller", "lease_s", "silent_s")}
         result = locks.hold(home, wanted, params["wait_s"])
     except OSError as error:
         place = error.filename or home

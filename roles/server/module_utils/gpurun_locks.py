@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 def holder(home: Path) -> State | None:
-    """The lock as it stands: run, campaign, controller, since, renewed_at, lease_s."""
+    """The lock as it stands: run, campaign, controller, since, renewed_at, lease_s, silent_s."""
     return read_state(home / "lock.json")
 
 
@@ -56,7 +56,7 @@ def quarantined(home: Path, run: str) -> str | None:
 
 
 def hold(home: Path, wanted: State, wait_s: float) -> State:
-    """Take or keep the host for `wanted` (run, campaign, controller, lease_s), waiting up to `wait_s`.
+    """Take or keep the host for `wanted` (run, campaign, controller, lease_s, silent_s), waiting up to `wait_s`.
 
     Returns {held, changed, holder, ended}. When the host is taken, everything that an earlier controller
     left of this run, and of the run that held it, has been ended, and this run's job directories are gone: a run that
@@ -126,12 +126,14 @@ def describe(lock: State) -> str:
 
 
 def _succeeds(lock: State, wanted: State) -> bool:
-    """Whether a resumed run asks, from the machine that conducted it: there, two of one run are never at work."""
+    """Whether a resumed run asks: from the machine that conducted it, where two of one run are never at work, or once
+    nothing has been heard for `silent_s` of a controller that had begun to measure. One that prepares may be silent."""
     old, new = lock["controller"], wanted["controller"]
-    elsewhere = old.get("machine_id") not in (None, machine_id())
-    return bool(
-        lock["run"] == wanted["run"] and elsewhere and old["machine_id"] == new.get("machine_id")
-    ) and not _same(old, new)
+    if lock["run"] != wanted["run"] or old.get("machine_id") in (None, machine_id()) or _same(old, new):
+        return False
+    measuring, silent_s = lock["renewed_at"] > lock["since"], lock.get("silent_s")
+    silent = measuring and silent_s is not None and time.time() > lock["renewed_at"] + silent_s
+    return bool(silent or old["machine_id"] == new.get("machine_id"))
 
 
 def _same(one: State, other: State) -> bool:
