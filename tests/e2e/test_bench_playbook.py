@@ -166,3 +166,29 @@ def test_a_host_out_of_reach_fails_the_job_and_costs_the_others_nothing(place: P
     assert (told["exit_code"], told["why"]) == (3, "host failed")
     assert [(one["host"], one["status"]) for one in place.samples(told["run"])] == [("here", "measured")]
     assert '"HostLost"' in (place.stored(told["run"]) / "events.jsonl").read_text()
+
+
+def test_hosts_that_are_all_out_of_reach_are_a_verdict_too(place: Place) -> None:
+    gone = {"ansible_host": "127.0.0.1", "ansible_port": 9}
+    (place.folder / "inventory.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gone": gone}}}))
+    place.campaign()
+    program = playbook(place, {"gpurun_campaign_file": "campaign.yml"})
+    assert program.finish(120) != 0
+    told = summary(program)
+    assert (told["run"], told["exit_code"], told["why"], told["verdicts"]) == (None, 3, "host failed", {})
+    assert "no host could be looked at, so that there is no run: gone" in program.stdout
+    assert not (place.folder / "results").exists()
+
+
+def test_a_run_that_could_be_prepared_nowhere_is_judged_and_cleaned_up(place: Place) -> None:
+    inventory = yaml.safe_load((place.folder / "inventory.yml").read_text())
+    inventory["gpu_hosts"]["hosts"]["here"]["uv_environment"] = {"UV_OFFLINE": "1", "UV_CACHE_DIR": "/nowhere"}
+    inventory["gpu_hosts"]["hosts"]["here"]["gpurun_home"] = str(place.folder / "new home")
+    (place.folder / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    place.campaign()
+    program = playbook(place, {"gpurun_campaign_file": "campaign.yml"})
+    assert program.finish(120) == 2, program.stdout
+    told = summary(program)
+    assert (told["exit_code"], told["why"]) == (3, "host failed")
+    assert [one["failure"]["class"] for one in place.samples(told["run"])] == ["host_unreachable"]
+    assert not (place.folder / "new home" / "lock.json").exists()

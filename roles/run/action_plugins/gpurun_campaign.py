@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import opening
+from gpurun import __version__, opening, paths
 from gpurun.errors import GpurunError
+
+_CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 class ActionModule(ActionBase):
@@ -25,4 +28,9 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(error.render()) from error
         limit, source = self._task.args.get("limit"), opening.load_group(campaign)
         hosts = f"{campaign.hosts}:&{limit}" if limit else campaign.hosts
-        return {"changed": False, "name": campaign.name, "hosts": hosts, "load_hosts": source}
+        found = {"changed": False, "name": campaign.name, "hosts": hosts, "load_hosts": source}
+        if other := paths.differing(_CHECKOUT):
+            what = f"{', '.join(other[:3])}{' and more' * (len(other) > 3)}"
+            why = f"the installed gpurun {__version__} is not of this checkout: {what} ({len(other)} files) differ"
+            found["warnings"] = [f"{why}; make the execution environment anew from this commit"]
+        return found

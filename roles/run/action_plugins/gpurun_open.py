@@ -18,8 +18,8 @@ from gpurun.remote import VARIABLE
 
 class ActionModule(ActionBase):
     """`gpurun_open: {file, set, variants, hosts, results_dir, force, resume, run}` -> `dir`, `run`, `rounds`,
-    `kept` (samples of the run that is gone on with), `load_hosts` (other hosts: they send the load), `lost` (hosts
-    without facts).
+    `kept` (samples of the run that is gone on with), `hosts`, `load_hosts` (other hosts: they send the load), `lost`
+    (hosts without facts; where that is all of them, there is no run: `dir` is empty).
 
     `hosts` are the names of the hosts to measure on, `force` the rules of preflight that do not count. `run` is an id
     that several jobs share, each with hosts of its own: one that is there is gone on with.
@@ -35,6 +35,9 @@ class ActionModule(ActionBase):
             for host in args["hosts"]
             if "gpurun_facts" in variables["hostvars"][host].get("ansible_facts", {})
         }
+        lost = [host for host in args["hosts"] if host not in facts]
+        if lost and not facts:
+            return {"dir": "", "run": "", "rounds": 0, "hosts": [], "load_hosts": [], "lost": lost}
         try:
             campaign, cases = opening.campaign_of(args, variables)
             load_hosts = opening.load_hosts(campaign, facts)
@@ -61,8 +64,7 @@ class ActionModule(ActionBase):
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         others = list(dict.fromkeys(load_hosts.values()))
-        lost = [host for host in args["hosts"] if host not in facts]
         for host in lost:
             steps.note(store, events.HostLost(host, "failed or out of reach in preflight"))
         told = {"dir": str(store.directory.resolve()), "run": began.run, "rounds": began.rounds, "kept": began.reused}
-        return {"changed": True, "load_hosts": others, "lost": lost, **told}
+        return {"changed": True, "hosts": list(facts), "load_hosts": others, "lost": lost, **told}
