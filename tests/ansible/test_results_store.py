@@ -87,13 +87,23 @@ def test_a_run_survives_its_directory(url: str, tmp_path: Path) -> None:
     assert report.write(whole).is_file()
 
 
-def test_a_push_that_was_killed_shows_nothing_half_and_is_gone_on_with(folder: str, tmp_path: Path) -> None:
+@pytest.fixture
+def at_home(folder: str, tmp_path: Path) -> tuple[RunStore, list[Path]]:
+    """A run with two samples that are not pushed, and their folders in the store, empty."""
     store = begin(tmp_path / "results", folder)
     measure(store, "alpha", [1])
-    first, second = store.sample_folders()
     part = next((tmp_path / "store" / "kept" / store.manifest.run).iterdir())
-    there = part / second.relative_to(store.directory)
-    there.mkdir(parents=True)
+    there = [part / path.relative_to(store.directory) for path in store.sample_folders()]
+    for path in there:
+        path.mkdir(parents=True)
+    return store, there
+
+
+def test_a_push_that_was_killed_shows_nothing_half_and_is_gone_on_with(
+    folder: str, at_home: tuple[RunStore, list[Path]], tmp_path: Path
+) -> None:
+    store, (_, there) = at_home
+    first, _ = store.sample_folders()
     os.mkfifo(there / "server.log")  # whoever writes there waits for a reader
     program = "import sys, pathlib; from gpurun import steps; steps.push(steps.open_store(sys.argv[1]))"
     pusher = subprocess.Popen([sys.executable, "-c", program, str(store.directory)])
@@ -110,13 +120,10 @@ def test_a_push_that_was_killed_shows_nothing_half_and_is_gone_on_with(folder: s
     assert [one.samples for one in Remote(folder).runs()] == [2]
 
 
-def test_what_reads_otherwise_than_it_was_written_is_not_stored(folder: str, tmp_path: Path) -> None:
-    store = begin(tmp_path / "results", folder)
-    measure(store, "alpha", [1])
-    first, _ = store.sample_folders()
-    part = next((tmp_path / "store" / "kept" / store.manifest.run).iterdir())
-    there = part / first.relative_to(store.directory)
-    there.mkdir(parents=True)
+def test_what_reads_otherwise_than_it_was_written_is_not_stored(
+    folder: str, at_home: tuple[RunStore, list[Path]]
+) -> None:
+    store, (there, _) = at_home
     (there / "server.log").symlink_to(os.devnull)  # takes anything, keeps nothing
     assert "reads otherwise than it was written" in steps.push(store, tries=1)
     assert [one.samples for one in Remote(folder).runs()] == [0]
