@@ -36,6 +36,7 @@ from gpurun.samples import Sample
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _LIST_THEM = "`gpurun runs` lists what there is; --results DIR looks elsewhere"
+_HALF_WRITTEN = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # as `replacing` names it, with the writer's process id
 _NAME = re.compile(r"[^\s/\\.~\x00-\x1f\x7f][^/\\~\x00-\x1f\x7f]*")
 
 
@@ -233,6 +234,14 @@ class RunStore:
         tree = redact_tree(document, self._secrets)
         return (json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
+    def sweep(self) -> None:
+        """Remove what killed writers have left half written, of a run that is not under way."""
+        left = [] if self.manifest.status_now == "running" else list(self.directory.rglob(".*"))
+        for path in left:
+            written = _HALF_WRITTEN.fullmatch(path.name)
+            if written and not Path("/proc", written[1]).exists():
+                _remove(path)
+
     def _write(self, name: str, content: bytes, *, keep: bool = True) -> None:
         path = self.directory / name
         if not (path.exists() and path.read_bytes() == content):
@@ -338,9 +347,13 @@ def replacing(target: Path, *, keep: bool = True) -> Iterator[Path]:
             fresh.replace(target)
             _sync(target.parent)
         finally:
-            shutil.rmtree(fresh, ignore_errors=True)  # where it could not be moved: a directory, or else a file
-            with contextlib.suppress(OSError):
-                fresh.unlink()
+            _remove(fresh)  # where it could not be moved
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)  # a directory, or else a file
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _step_aside(path: Path) -> None:

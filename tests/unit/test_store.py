@@ -151,6 +151,23 @@ def test_what_a_killed_writer_left_is_not_a_sample(tmp_path: Path) -> None:
     assert list_runs(tmp_path)[0].samples == 0
 
 
+def test_what_a_killed_writer_left_is_swept_once_the_run_is_over(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    place = store.write_sample(sample())
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    dead, alive = (place.with_name(f".h.{writer}-0a1b2c3d") for writer in (pid, os.getpid()))
+    for left in (dead, alive):
+        left.mkdir()
+    store.sweep()
+    assert dead.exists()  # the run goes on
+    store.set_status("interrupted", now=NOW, exit_code=130)
+    store.sweep()
+    assert sorted(place.parent.iterdir()) == [alive, place]
+
+
 def test_killed_in_the_middle_is_shown_as_interrupted(tmp_path: Path) -> None:
     """A real process writes samples until it is killed; what is left is a readable run."""
     ready, tell = os.pipe()

@@ -40,6 +40,7 @@ def command(
     for event in events:
         if event.kind == "ok" and "ended" in event.result:
             ended.setdefault(event.host, []).extend(event.result["ended"])
+    _sweep(results, wanted)
     document = {"schema": "gpurun.stop/1", "ended": ended, "failed": outcome.lost}
     if as_json:
         if not outcome.lost:  # else it is part of the error's document
@@ -52,6 +53,15 @@ def command(
         message, fix = told(outcome.lost)
         raise HostError(message, hint=f"{fix or 'cure that'}; then run the same command again", result=document)
     return int(ExitCode.DONE)
+
+
+def _sweep(results: Path, run: str) -> None:
+    """Remove what was being written here when its writer was killed."""
+    from gpurun.store import RunStore, list_runs
+
+    for known in list_runs(results):
+        if run in ("*", known.id) and known.status != "unreadable":
+            RunStore.open(Path(known.dir)).sweep()
 
 
 def _whole_id(results: Path, run: str) -> str:
