@@ -18,8 +18,8 @@ from gpurun.commands import options
     "shell",
     cls=options.Option,
     metavar="TEXT",
-    help="write the campaign that says the same as this shell command (or YAML of a container), which launches a server; "
-    "-: read standard input",
+    help="write the campaign that says the same as this shell command (or YAML of a container), which launches a "
+    "server; -: read standard input",
 )
 def command(directory: Path, shell: str | None) -> None:
     """Write a commented inventory and campaign into DIRECTORY (default: here). What is there already stays as it is."""
