@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
         hosts = f"{campaign.hosts}:&{limit}" if limit else campaign.hosts
         found = {"changed": False, "name": campaign.name, "hosts": hosts, "load_hosts": source}
         if other := paths.differing(_CHECKOUT):
-            what = f"{', '.join(other[:3])}{' and more' * (len(other) > 3)}"
-            why = f"the installed gpurun {__version__} is not of this checkout: {what} ({len(other)} files) differ"
+            more = f", as do {len(other) - 1} other files" if len(other) > 1 else ""
+            why = f"the installed gpurun {__version__} is not of this checkout's commit: {other[0]} differs{more}"
             found["warnings"] = [f"{why}; make the execution environment anew from this commit"]
         return found
