@@ -17,6 +17,7 @@ from gpurun.data import table
 
 GIB = 2**30
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
+_MOST_LAYERS = 10_000
 _SCALE_BLOCK = 128  # values per 4-byte scale of an fp8 latent or index (SGLang memory_pool.py, vLLM fp8_ds_mla)
 
 
@@ -254,6 +255,8 @@ def layer_kinds(config: Mapping[str, Any]) -> list[str]:
     rules = knowledge("models")
     names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     count = next((int(config[key]) for key in names if config.get(key)), 0)
+    if count > _MOST_LAYERS:
+        raise ValueError(f"{count} layers")
     pattern = None if config.get("sliding_window_pattern") else knowledge("patterns").get(config.get("model_type"))
     for said in (*(config.get(key) for key in rules["lists"]), pattern):
         if isinstance(said, (list, str)) and said:  # longer with layers for speculation, shorter where it repeats
