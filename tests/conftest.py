@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ansible.module_utils
 import pytest
+from tests.hosts.base import locked
 
 if TYPE_CHECKING:
     from tests.containers import Engine
@@ -26,6 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HOST_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.hosts)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Two tests run at a time, but one that is `alone` waits until the other is over, and none begins beside it."""
+    turns = item.config.cache.mkdir("turns")  # type: ignore[union-attr]
+    with ExitStack() as turn:
+        with locked(turns / "door"):  # nobody overtakes one who waits to be alone
+            turn.enter_context(locked(turns / "room", shared=item.get_closest_marker("alone") is None))
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -130,6 +130,7 @@ def test_crash_keeps_its_exit_code_and_log(job: Job, engine: Engine) -> None:
     assert "no kernel image is available" in report["message"]
 
 
+@pytest.mark.alone
 def test_death_is_noticed_within_a_second(job: Job, engine: Engine) -> None:
     ready(start(job, engine))
     server, killed = inside(job), time.monotonic()

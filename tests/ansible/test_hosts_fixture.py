@@ -162,6 +162,7 @@ finally:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_after_a_dead_test_run(bootable: None, how: signal.Signals) -> None:
     """SIGINT cleans up by itself; what a SIGKILL leaves is removed by the next fleet in that slot."""

@@ -41,6 +41,7 @@ def test_life_of_a_server(jobs: Jobs) -> None:
     assert jobs(state="info", job="job1")["job"]["reason"] == "stopped"
 
 
+@pytest.mark.alone
 @BOTH
 def test_crash_while_starting(jobs: Jobs) -> None:
     job = jobs.start("crash")

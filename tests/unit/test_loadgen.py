@@ -125,6 +125,7 @@ def test_a_server_that_refuses_all_ends_the_run_early(client: Client) -> None:
     assert 50 <= len(raw["requests"]) < 60
 
 
+@pytest.mark.alone
 def test_open_loop_counts_from_the_intended_start(client: Client) -> None:
     # One place and 4 x 20 ms an answer, wanted every 10 ms: each waits for those before it.
     load = {"request_rate": 100.0, "arrival": "constant", "max_concurrency": 1}

@@ -93,6 +93,7 @@ def test_server_that_a_signal_ends(job: Job) -> None:
     assert (report["status"], report["exit_code"], report["signal"]) == ("failed", None, signal.SIGABRT)
 
 
+@pytest.mark.alone
 def test_crash_is_noticed_within_a_second(job: Job) -> None:
     start_server(job)
     eventually(job.is_ready)
@@ -139,6 +140,7 @@ def test_grandchild_in_a_session_of_its_own_that_ignores_sigterm_is_ended(job: J
     assert is_gone(brood)
 
 
+@pytest.mark.alone
 def test_what_a_crashed_child_leaves_behind_is_ended_at_once(job: Job) -> None:
     start_server(job, "brood", "slow")
     brood = int(log_word(job, "brood"))
