@@ -266,6 +266,8 @@ def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFl
 
     at = {"ansible_host": host.address, **knowing(two.known_hosts)}
     bench = {**at, "ansible_user": "bench", "ansible_ssh_private_key_file": ""}
+    # PAM takes up to 3 s to refuse; ssh with signs of life every 2 s gives a busy machine just one more.
+    wrong = {"ansible_password": "wrong", "ansible_ssh_args": "-o ServerAliveInterval=30"}
     inner = {"ansible_host": "inner", "ansible_ssh_common_args": f"-F {tmp_path}/ssh_config"}
     astray = {"ansible_host": "inner", "ansible_ssh_common_args": f"-F {tmp_path}/no_jump"}
     asking = {
@@ -284,7 +286,7 @@ def test_every_way_in_and_every_way_to_be_kept_out(two: HostFleet, plain: HostFl
         "open-key": ({**at, **with_key(tmp_path / "key")}, f"ignores the key {tmp_path}/key"),
         "keyless": ({**at, **with_key(tmp_path / "nothing")}, f"there is no key {tmp_path}/nothing"),
         "pythonless": ({**at, "ansible_python_interpreter": "/opt/python3"}, "there is no Python"),
-        "wrong-word": ({**bench, "ansible_password": "wrong"}, f"login as bench@{host.address} is refused"),
+        "wrong-word": ({**bench, **wrong}, f"login as bench@{host.address} is refused"),
         "word": ({**bench, "ansible_password": "bench"}, ""),
         "become": ({**bench, "ansible_password": "bench", "ansible_become": True}, ""),
         "ported": ({**elsewhere, **with_key(plain.key)}, ""),
