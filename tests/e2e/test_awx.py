@@ -195,7 +195,7 @@ def test_what_a_lost_node_had_measured_is_kept_and_gone_on_with(site: Site) -> N
     assert {status for _, _, status in first} == {"measured"}
     eventually(lambda: not jobs_of_gpurun(host), run.plan["samples"][0]["server"]["life_s"] + 20)
     # Of a controller on another machine, only silence tells that it is dead: a job would wait for its hosts.
-    assert site.job("stop", gpurun_run_id="awx-1").run().status == "successful"
+    assert site.job("stop", gpurun_answer_run="awx-1").run().status == "successful"
     again = site.bench(SLOW, hosts=[host.name], gpurun_resume="awx-1").run()
     assert again.status == "successful", again.stdout
     now = site.run("awx-1").samples()
@@ -208,7 +208,7 @@ def test_a_job_over_its_time_limit_and_what_it_left_is_stopped(site: Site) -> No
     job = site.bench({**SLOW, "rounds": 30}, hosts=[host.name], timeout_s=60).run(200)
     assert job.status == "timeout", job.stdout
     assert {one.status for one in site.run("awx-1").samples()} == {"measured"}
-    assert site.job("stop", gpurun_run_id="awx-1").run().status == "successful"
+    assert site.job("stop", gpurun_answer_run="awx-1").run().status == "successful"
     assert jobs_of_gpurun(host) == []
 
 
