@@ -153,7 +153,7 @@ def _decide_driver(decision: Decision, host: Target) -> None:
     fabric = bool(host.fabric) and not host.kept and (host.changes or host.fabric_missing())
     if not (host.changes or fabric or (wanted.version == "latest" and host.index is None)) or not host.system:
         return
-    decision.look = _look(host, [*host.headers, *host.meta_headers(), *host.compiler])
+    decision.look = _look(host, [*host.headers, *host.meta_headers(), *host.compiler, *host.tools, *host.needs()])
     if not (host.changes or fabric):
         return
     _decide_repository(decision, host)
@@ -176,15 +176,16 @@ def _decide_driver(decision: Decision, host: Target) -> None:
         "pin_package": host.family.get("versionlock", ""),
         "initramfs": facts["initramfs"],
         "broken": sorted(name for name, one in host.packages.items() if one["state"] != "installed"),
+        "anew": host.half_made() if host.chosen and facts["manager"] == "dnf" else [],
     }
     if fabric and host.fabric:
-        names = ", ".join(choice[0].lstrip("~") for choice in host.fabric_choices())
+        names = ", ".join([*(choice[0].lstrip("~") for choice in host.fabric_choices()), *host.tools])
         why = f"the GPUs are connected by {host.fabric['name']}"
         decision.steps.append(Step("fabric", f"install {names}, of the driver's version", why))
         pairs = host.fabric_chosen.packages if host.fabric_chosen else {}
         decision.fabric = {
-            "specs": specs(facts["manager"], pairs),
-            "differs": host.differs(pairs),
+            "specs": [*specs(facts["manager"], pairs), *host.tools],
+            "differs": host.differs(pairs) or bool(host.tools),
             "new": any(name not in host.packages for name in pairs),
             "keys": host.fabric["packages"],
         }
@@ -236,6 +237,7 @@ def _decide_repository(decision: Decision, host: Target) -> None:
         decision.steps.append(Step("repository", f"add {host.url}", "it has the packages"))
     decision.repository = {
         "add": add,
+        "keyed": keyed,
         "url": host.url,
         "official": official,
         "name": name,
@@ -281,7 +283,7 @@ def _decide_removal(decision: Decision, host: Target) -> None:
 
 def _why(host: Target) -> str:
     current, wanted = host.current, host.wanted
-    if "before" in host.facts["ledger"].get("driver", {}):
+    if host.interrupted:
         return "an installation was interrupted"
     if current is None:
         installed = host.facts["module"]["on_disk"] or host.facts["module"]["loaded"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpurun.errors import ConfigError
 from gpurun.hardware import bad_kernel, branch_of, fabric_of, gpus_of, knowledge, names, system_of
 from gpurun.repositories import Choice, best_available, resolve, upstream
 from gpurun.text import numbers
@@ -36,6 +37,14 @@ class Wanted:
     without_gpu: bool = False
 
 
+def check_wishes(branch: str, cuda: str) -> None:
+    """ConfigError for what can be no driver branch, or no version of CUDA 13."""
+    if branch != "none" and not branch.isdigit():
+        raise ConfigError(f"`{branch}` is no driver branch", hint="give a number such as 580, or none")
+    if cuda and not re.fullmatch(r"13\.\d+", cuda):
+        raise ConfigError(f"`{cuda}` is no version of CUDA 13", hint="give one such as 13.0")
+
+
 class Target:
     """Facts and wishes, and what follows from both."""
 
@@ -46,6 +55,7 @@ class Target:
         self.gpus = gpus_of(facts)
         self.fabric = fabric_of(facts)
         self.packages: Mapping[str, Mapping[str, str]] = facts["packages"]
+        self.tools = [name for name in (self.fabric or {}).get("tools", ()) if name not in self.packages]
         self.repo_arch = knowledge()["arch"].get(facts["arch"])
         base = (wanted.url or knowledge()["url"]).rstrip("/")
         self.url = f"{base}/{(self.system or {}).get('repository', '')}/{self.repo_arch}"
@@ -57,6 +67,7 @@ class Target:
             if re.search(knowledge()["driver_pattern"], name)
             and not re.search(knowledge()["maker_pattern"], one["maker"])
         )
+        self.interrupted = "before" in facts["ledger"].get("driver", {})
         self.kept = self._kept()
         self.changes = wanted.driver and not wanted.remove and facts["machine"] == "full" and not self._satisfied()
         self.cuda_package = self._cuda_package()
@@ -76,7 +87,7 @@ class Target:
         old = [gpu for gpu in self.gpus if wanted.branch > gpu.get("last", 9999)]
         new = [gpu for gpu in self.gpus if wanted.branch < gpu.get("first", 0)]
         idle = knowledge()["idle_users"]
-        data = knowledge()
+        data, there = knowledge(), (self.index or {}).get("system", {})
         needs = Counter(data["disk_mib"] if self.changes else {})
         needs.update(data["cuda"]["disk_mib"] if self.adds_cuda else {})
         free = {place: (size or 0) >> 20 for place, size in facts["disk_free"].items()}
@@ -105,6 +116,7 @@ class Target:
             "no_cuda13": names(gpu for gpu in self.gpus if not gpu["cuda13"]),
             "lacking_headers": self.lacking_headers,
             "lacking_compiler": self.lacking_compiler,
+            "lacking_needs": [name for name in self.needs() if there.get(name) is False],
             "bad_kernel": self.chosen and bad_kernel(self.chosen.version, facts["kernel"]),
             "low_disk": [
                 {"place": place, "free_mib": free[place], "needs_mib": least}
@@ -118,7 +130,7 @@ class Target:
             "incomplete": self.chosen.incomplete if self.chosen else "",
             "available": best_available((self.index or {}).get("packages", {}), self.choices) if self.index else [],
             "fabric": self.fabric or {},
-            "lacking_fabric": self.fabric_chosen.lacking if self.fabric_chosen else [],
+            "lacking_fabric": self._lacking_fabric(),
         }
 
     def summary(self) -> str:
@@ -177,7 +189,7 @@ class Target:
     def _satisfied(self) -> bool:
         if self.kept:
             return True
-        if self.current is None or "before" in self.facts["ledger"].get("driver", {}):
+        if self.current is None or self.interrupted:
             return False
         if numbers(self.current)[0] != self.wanted.branch:
             return False
@@ -185,6 +197,13 @@ class Target:
             newest = resolve(self.index["packages"], self.choices, self.wanted.branch, "latest", self._bad)
             return newest.version in (None, self.current)
         return self.wanted.version in ("", self.current)
+
+    def half_made(self) -> list[str]:
+        """The driver's packages, where their installation broke off and their manager does not say so: to rpm one is
+        installed before its script has built the module, and before what it replaces is gone."""
+        whole = self.current is not None and self.current == self.facts["module"]["on_disk"]
+        family = self.chosen.family if self.chosen else {}
+        return sorted(family.keys() & self.packages.keys()) if self.interrupted and not whole else []
 
     def _headers(self) -> list[str]:
         kernel = self.facts["kernel"]
@@ -196,6 +215,11 @@ class Target:
         meta = self.family.get("headers_meta", {})
         name = next((name for pattern, name in meta.items() if re.search(pattern, self.facts["kernel"])), None)
         return [name] if name and name not in self.packages else []
+
+    def needs(self) -> list[str]:
+        """Packages that the driver's ask for and that neither are there nor lie beside them."""
+        known = {*self.packages, *(self.index or {}).get("packages", ())}
+        return [name for name in self.family.get("needs", ()) if name not in known]
 
     def _compilers(self) -> list[str]:
         needed = [
@@ -234,10 +258,15 @@ class Target:
         """Whether to install these versions would change anything."""
         return any(self.packages.get(name, {}).get("version") != version for name, version in packages.items())
 
+    def _lacking_fabric(self) -> list[str]:
+        there = (self.index or {}).get("system", {})
+        lacking = self.fabric_chosen.lacking if self.fabric_chosen else []
+        return [*lacking, *(name for name in self.tools if there.get(name) is False)]
+
     def fabric_missing(self) -> bool:
         """Whether a package of the fabric is missing, or not of the driver's version."""
         versions = {name: upstream(one["version"]) for name, one in self.packages.items()}
-        return any(
+        return bool(self.tools) or any(
             not any(
                 name.lstrip("~") in versions and (name.startswith("~") or versions[name] == self.current)
                 for name in choice

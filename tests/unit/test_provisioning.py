@@ -20,10 +20,16 @@ VERSIONS = ("570.211.01", "580.95.05", "580.178.04", "595.91.07", "620.40.03")
 INDEX: dict[str, Any] = {
     "packages": {
         name: [f"{version}-1" for version in VERSIONS]
-        for name in (*COMPUTE, "nvidia-kernel-dkms", "nvidia-open", "nvidia-fabricmanager", "libnvidia-nscq")
+        for name in (*COMPUTE, "nvidia-kernel-dkms", "nvidia-open", "nvidia-fabricmanager", "libnvidia-nscq", "nvlsm")
     },
     "error": None,
     "system": {},
+}
+
+ROCKY: dict[str, Any] = {
+    "os": {"id": "rocky", "version": "9.4", "like": "rhel"},
+    "manager": "dnf",
+    "kernel_compiler": "gcc",
 }
 
 
@@ -136,6 +142,23 @@ def test_interrupted_installation_is_taken_up_at_the_version_that_was_begun() ->
     assert whole.driver["version"] == "580.95.05"  # not the newest: it is all there, and only has to be written down
 
 
+@pytest.mark.parametrize(
+    ("on_disk", "state", "anew"),
+    [
+        ("580.95.05", "installed", False),  # it only has to be written down
+        (None, "installed", True),  # its script has not run
+        ("580.95.05", "twice", True),  # another version was to take its place
+    ],
+)
+def test_what_rpm_has_half_installed_is_installed_anew(on_disk: str | None, state: str, anew: bool) -> None:
+    names = ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")
+    known = with_driver(**ROCKY, ledger={"driver": {"before": []}})
+    known["packages"] = {name: {"version": "3:580.95.05-1.el9", "state": state, "maker": NVIDIA} for name in names}
+    known["module"] = {**known["module"], "on_disk": on_disk}
+    decision = decided(known, index={**INDEX, "packages": {name: ["3:580.95.05-1.el9"] for name in names}})
+    assert decision.driver["anew"] == (sorted(names) if anew else [])
+
+
 def test_incomplete_version_is_passed_over_and_named() -> None:
     packages = {**INDEX["packages"], "nvidia-kernel-open-dkms": ["580.95.05-1"]}
     assert decided(facts(), index={**INDEX, "packages": packages}).driver["version"] == "580.95.05"
@@ -188,6 +211,16 @@ def test_rhel_and_sbsa() -> None:
     ("gpus", "fabric", "specs"),
     [
         (("2330", "22a3:0680"), True, ["nvidia-fabricmanager=580.178.04-1", "libnvidia-nscq=580.178.04-1"]),
+        (
+            ("2901", "2901"),
+            True,
+            [
+                "nvidia-fabricmanager=580.178.04-1",
+                "libnvidia-nscq=580.178.04-1",
+                "nvlsm=620.40.03-1",  # has versions of its own
+                "infiniband-diags",  # is the system's
+            ],
+        ),
         (("2684", "2684"), False, []),
     ],
 )
@@ -250,6 +283,7 @@ REFUSED: list[tuple[str, dict[str, Any], Wanted, dict[str, Any] | None]] = [
     ("kernel", facts(kernels={"6.1.0-31-amd64": {}}, kernel="6.1.0-29-amd64"), Wanted(), None),
     ("headers", facts(**NO_HEADERS), Wanted(), OLD_HEADERS),
     ("compiler", facts(kernel_compiler="gcc-13"), Wanted(), GCC_13),
+    ("dkms", facts(**ROCKY), Wanted(), {**INDEX, "system": {"dkms": False}}),
     ("known_bad", facts(kernel="6.17.9", kernels={"6.17.9": {"headers": True}}), Wanted(version="580.95.05"), None),
     ("disk", facts(disk_free={"/var": 100 << 20}), Wanted(), None),
     ("runfile", facts(runfile=True), Wanted(), None),
@@ -263,6 +297,7 @@ REFUSED: list[tuple[str, dict[str, Any], Wanted, dict[str, Any] | None]] = [
         Wanted(),
         {**INDEX, "packages": {k: v for k, v in INDEX["packages"].items() if "nscq" not in k}},
     ),
+    ("fabric", facts("2901"), Wanted(), {**INDEX, "system": {"infiniband-diags": False}}),
     ("key", facts(), Wanted(url="http://mirror.example"), None),
 ]
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs/provisioning.md").read_text().partition("| # | Report |")[2]
 FILES = {
     True: ("tests/unit/test_provisioning.py", "tests/unit/test_provision_cuda.py"),
-    False: ("tests/e2e/test_provision.py", "tests/e2e/test_provision_cuda.py"),
+    False: tuple(f"tests/e2e/test_provision{name}.py" for name in ("", "_others", "_cuda")),
 }
 
 

@@ -13,7 +13,7 @@ _RPM = ["rpm", "-qa", "--qf", "%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\tinsta
 def installed(manager: str, patterns: Iterable[str] = ("",)) -> dict[str, dict[str, str]]:
     """Packages whose names match one of the patterns: version (epoch only where it is not 0), state, who made them.
 
-    `manager` is apt or dnf. A state other than `installed` is a package that dpkg has not finished with.
+    `manager` is apt or dnf. A state other than `installed` is a package that is not done with.
     """
     wanted = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
     try:
@@ -26,5 +26,8 @@ def installed(manager: str, patterns: Iterable[str] = ("",)) -> dict[str, dict[s
     for line in done.stdout.splitlines():
         name, version, state, maker = (line.split("\t") + [""] * 4)[:4]
         if state not in ("not-installed", "config-files") and wanted.search(name):
-            found[name] = {"version": re.sub("^0:", "", version), "state": state, "maker": maker}
+            version = re.sub("^0:", "", version)
+            if found.get(name, {}).get("version", version) != version and not name.startswith("kernel"):
+                state = "twice"  # only of kernels may there be several
+            found[name] = {"version": version, "state": state, "maker": maker}
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from gpurun.errors import GpurunError
 from gpurun.provisioning import decide, expected_reboot, look_for, problems, reboot_reasons, refusal_text
-from gpurun.target import Wanted
+from gpurun.target import Wanted, check_wishes
 
 
 class ActionModule(ActionBase):
@@ -29,10 +29,10 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         given, args = dict(self._task.args["wanted"]), self._task.args
         branch = str(given.pop("branch"))
-        if branch != "none" and not branch.isdigit():
-            raise AnsibleActionFail(f"`{branch}` is no driver branch: give a number such as 580, or none")
-        if given["cuda"] and not re.fullmatch(r"13\.\d+", str(given["cuda"])):
-            raise AnsibleActionFail(f"`{given['cuda']}` is no version of CUDA 13: give one such as 13.0")
+        try:
+            check_wishes(branch, str(given["cuda"]))
+        except GpurunError as error:
+            raise AnsibleActionFail(error.render()) from error
         driver = branch != "none"
         wanted = Wanted(
             driver=driver, branch=int(branch) if driver else 0, **{**given, "remove": tuple(given["remove"])}

@@ -45,6 +45,18 @@ MEANINGS = (
         "choose another version in the campaign, or another Python for the environment",
     ),
     (
+        r"\S+\.so\S*: cannot open shared object file",
+        "missing_dependency",
+        "a library of the system is missing",
+        "install the package that has it, such as libgomp1 (libgomp on the RPM family)",
+    ),
+    (
+        r"network was disabled",
+        "missing_dependency",
+        "a package is in no folder of wheels, and the network is switched off (UV_OFFLINE)",
+        "put it into the folder that UV_FIND_LINKS names",
+    ),
+    (
         r"No solution found|not found in the package registry|there is no version",
         "missing_dependency",
         "the package index does not have this version",

@@ -74,8 +74,10 @@ def command(
     from gpurun.environments import check_cuda, engines_on, models_on
     from gpurun.errors import HostError
     from gpurun.reachability import told
+    from gpurun.target import check_wishes
     from gpurun.text import fill
 
+    check_wishes(wanted["driver_branch"], wanted["cuda"])
     wanted["models"] = tuple(_model(text) for text in wanted["models"])
     engines_on({}, wanted["engines"], {}, gpus=False)
     models_on({}, wanted["models"])
