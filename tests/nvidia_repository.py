@@ -1,7 +1,7 @@
 """Package repositories laid out as NVIDIA's and as a distribution's, signed, with small stand-ins under the real names.
 
 A stand-in of a kernel module "builds" when the headers are there, and is "loaded" by the stand-in of modprobe that
-`make_machine` puts on a host: see there.
+tests/nvidia_machine.py puts on a host.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
-import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -19,10 +17,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from tests.hosts import TestHost
+from tests.e2e.program import eventually
+from tests.nvidia_machine import KERNEL
 
-KERNEL = "6.1.0-30-amd64"
-MACHINE = "/srv/machine"  # what stands for /proc and /sys on a host: the role's `provision_root`
 OFFICIAL = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 _LIBCUDA = Path(__file__).parent / "fixtures/nvidia/libcuda.c"
@@ -34,10 +31,10 @@ for class in /srv/machine/sys/bus/pci/devices/*/class; do
   case $(cat "$class") in 0x0300*|0x0302*) echo "$version" ;; esac
 done
 """
-_BUILD = """#!/bin/sh
-set -e
-[ ! -e /run/hold-postinst ] || {{ touch /run/postinst-runs; sleep 300; }}
-kernel=$(cat /srv/machine/proc/sys/kernel/osrelease)
+# What holds an installation up for as long as a test wants.
+_HOLD = "while [ -e /run/hold-postinst ]; do touch /run/postinst-runs; sleep 0.1; done"
+_BUILD = f"#!/bin/sh\nset -e\n{_HOLD}\n"
+_BUILD += """kernel=$(cat /srv/machine/proc/sys/kernel/osrelease)
 [ -e /lib/modules/$kernel/build ] || {{ echo "no headers for $kernel" >&2; exit 10; }}
 [ {version} != 580.99.99 ] || {{ echo "Error! Bad return status for module build on kernel: $kernel" >&2; exit 10; }}
 cd /lib/modules/$kernel
@@ -48,8 +45,11 @@ _CLEAN = "#!/bin/sh\nrm -f /lib/modules/*/updates/dkms/nvidia.ko\n"
 _NVCC = r"""#!/bin/sh
 case $1 in --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;; *) printf '\177ELF' > "$4" ;; esac
 """
+_FM_PLACE = "lib/systemd/system/nvidia-fabricmanager.service"
 _FM_UNIT = "[Unit]\nDescription=stand-in\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n"
 _FM_UNIT += "[Install]\nWantedBy=multi-user.target\n"
+_TOOLKIT = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
+_TOOLKIT += ("libnvidia-container-tools", "libnvidia-container1")
 
 
 class Repository:
@@ -63,6 +63,7 @@ class Repository:
         self.asked: list[str] = []
         self._gnupg = folder / "gnupg"
         self._gnupg.mkdir(mode=0o700, parents=True)
+        self._agent = self._start_agent()
         self.root = folder / "www"
         self.root.mkdir()
         self._gpg("--passphrase", "", "--quick-gen-key", "stand-in <test@example>", "rsa2048", "sign", "never")
@@ -75,7 +76,19 @@ class Repository:
         return f"http://{self.address}:{self.port}/repos"
 
     def keyring_sha256(self, distribution: str) -> str:
-        return hashlib.sha256((self.root / f"repos/{distribution}/x86_64/{KEYRING}").read_bytes()).hexdigest()
+        """Of the package that brings the key, or of the key itself."""
+        place = self.root / f"repos/{distribution}/x86_64"
+        (brings,) = [*place.glob(KEYRING), *place.glob("*.pub")]
+        return hashlib.sha256(brings.read_bytes()).hexdigest()
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        """An agent that ends with the program that is returned, and that with us; gpg's own outlives a killed run."""
+        here = ["--homedir", str(self._gnupg)]
+        command = ["setpriv", "--pdeathsig", "KILL", "gpg-agent", *here, "--daemon", "sleep", "infinity"]
+        watched = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ask = ["gpg-connect-agent", *here, "--no-autostart", "/bye"]
+        eventually(lambda: not subprocess.run(ask, capture_output=True, check=False).stderr)
+        return watched
 
     def up(self) -> None:
         asked = self.asked
@@ -107,6 +120,7 @@ class Repository:
             names = _ubuntu(version) if distribution.startswith("ubuntu") else _debian(version)
             for name, one in names.items():
                 self._deb(place, name, version + suffix, version, one)
+        self._deb(place, "nvlsm", "2025.06.11-1", "", {})
         self._index(place)
 
     def publish_cuda(self, distribution: str) -> None:
@@ -127,6 +141,7 @@ class Repository:
         self._deb(place, "linux-headers-amd64", "6.1.1-1", "", {"depends": f"linux-headers-{KERNEL}"})
         self._deb(place, "linux-headers-generic", "6.1.1-1", "", {"depends": f"linux-headers-{KERNEL}"})
         self._deb(place, "gcc-12", "12.2.0-14", "", {"files": {"usr/bin/gcc-12": "#!/bin/sh\n"}})
+        self._deb(place, "infiniband-diags", "44.0-2", "", {})
         self._index(place)
 
     def publish_toolkit(self) -> str:
@@ -135,10 +150,9 @@ class Repository:
         place.mkdir(parents=True)
         key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
         (self.root / "toolkit/gpgkey").write_bytes(key)
-        base = ("nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1")
-        for name in base:
-            self._deb(place, name, "1.19.1-1", "", {})
-        self._deb(place, "nvidia-container-toolkit", "1.19.1-1", "", {"depends": ", ".join(base)})
+        for name in _TOOLKIT:
+            needs = {"depends": ", ".join(_TOOLKIT[1:])} if name == _TOOLKIT[0] else {}
+            self._deb(place, name, "1.19.1-1", "", needs)
         self._index(place)
         return f"http://{self.address}:{self.port}/toolkit"
 
@@ -196,33 +210,53 @@ class Repository:
 
     # -- rpm ----------------------------------------------------------------------------------------------------------
 
-    def publish_rpm(self, distribution: str, versions: Iterable[str]) -> None:
-        """The same of the RPM family: packages are signed one by one."""
-        place = self.root / "repos" / distribution / "x86_64"
+    def publish_rpm(self, versions: Iterable[str]) -> None:
+        """The same of the RPM family, 9 and 10, with CUDA: packages are signed one by one."""
+        place = self.root / "repos/rhel9/x86_64"
         place.mkdir(parents=True, exist_ok=True)
-        key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
-        (place / "D42D0685.pub").write_bytes(key)
         built = []
         for version in versions:
-            module = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build"
-            ko = {f"/lib/modules/{KERNEL}/extra/nvidia.ko": module}
             # Debian, on which this is tried, does not look for libraries in lib64.
             lib = {f"/usr/lib64/libcuda.so.{version}": "", "/usr/lib/libcuda.so.1": libcuda(version)}
-            built.append(self._rpm(place, "kmod-nvidia-open-dkms", version, ko, "3"))
-            built.append(
-                self._rpm(place, "nvidia-driver-cuda", version, lib, "3", f"kmod-nvidia-open-dkms = 3:{version}-1.el9")
-            )
+            lib["/usr/bin/nvidia-smi"] = _SMI
+            build, needs = _BUILD.format(version=version, flavour="Open "), f"kmod-nvidia-open-dkms = 3:{version}-1.el9"
+            built += [
+                self._rpm(place, "kmod-nvidia-open-dkms", version, {}, "3", "dkms", build),
+                self._rpm(place, "nvidia-driver-cuda", version, lib, "3", needs),
+                self._rpm(place, "nvidia-fabricmanager", version, {f"/{_FM_PLACE}": _FM_UNIT}),
+                self._rpm(place, "libnvidia-nscq", version, {}),
+            ]
+        built.append(self._rpm(place, "cuda-nvcc-13-0", "13.0.88", {"/usr/local/cuda-13.0/bin/nvcc": _NVCC}))
+        built.append(self._rpm(place, "cuda-toolkit-13-0", "13.0.3", {}, requires="cuda-nvcc-13-0"))
         self._sign_rpms(built)
         subprocess.run(["createrepo_c", "-q", str(place)], check=True)
+        other = shutil.copytree(place, self.root / "repos/rhel10/x86_64", dirs_exist_ok=True)
+        (other / "D42D0685.pub").unlink(missing_ok=True)
+        key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
+        (place / "D42D0685.pub").write_bytes(key)
+        (other / "CDF6BA43.pub").write_bytes(key)
 
     def publish_rpm_system(self) -> None:
+        """What the distribution itself has: headers, compiler, and a package that is slow to install."""
         place = self.root / "system-rpm"
         place.mkdir(exist_ok=True)
-        headers = {f"/lib/modules/{KERNEL}/build/include/x": ""}
+        headers: dict[str, str | bytes] = {f"/lib/modules/{KERNEL}/build/include/x": ""}
         self._rpm(place, f"kernel-devel-matched-{KERNEL}", "1", headers)
-        self._rpm(place, "gcc-c++", "11", {})
-        self._rpm(place, "python3-dnf-plugin-versionlock", "4.3.0", {})
+        for name in ("gcc", "gcc-c++", "python3-dnf-plugin-versionlock"):
+            self._rpm(place, name, "11", {})
+        self._rpm(place, "dkms", "3", {})
+        self._rpm(place, "shell", "5", {}, more="Provides: /bin/sh")  # which Debian's is not to rpm
+        self._rpm(place, "slow", "1", {}, post=_HOLD)
         subprocess.run(["createrepo_c", "-q", str(place)], check=True)
+
+    def publish_rpm_toolkit(self) -> None:
+        """The repository of the container toolkit, beside that of apt: its index is signed, its packages are not."""
+        place = self.root / "toolkit/stable/rpm/x86_64"
+        place.mkdir(parents=True)
+        for name in _TOOLKIT:
+            self._rpm(place, name, "1.19.1", {}, requires=", ".join(_TOOLKIT[1:]) if name == _TOOLKIT[0] else "")
+        subprocess.run(["createrepo_c", "-q", str(place)], check=True)
+        self._gpg("--detach-sign", "--armor", str(place / "repodata/repomd.xml"))
 
     def _rpm(
         self,
@@ -232,6 +266,8 @@ class Repository:
         files: Mapping[str, str | bytes],
         epoch: str = "0",
         requires: str = "",
+        post: str = "",
+        more: str = "",
     ) -> Path:
         top = self.folder / "rpmbuild"
         shutil.rmtree(top, ignore_errors=True)
@@ -239,10 +275,14 @@ class Repository:
         spec = f"Name: {name}\nVersion: {version}\nRelease: 1.el9\nEpoch: {epoch}\nSummary: stand-in\nLicense: none\n"
         spec += "Vendor: NVIDIA Corporation\nBuildArch: noarch\nAutoReqProv: no\n"
         spec += f"Requires: {requires}\n" if requires else ""
-        spec += "%description\nstand-in\n%install\nmkdir -p %{buildroot}\n"
+        spec += f"{more}\n%description\nstand-in\n%install\nmkdir -p %{{buildroot}}\n"
         for number, (path, content) in enumerate(files.items()):
             (top / str(number)).write_bytes(content if isinstance(content, bytes) else content.encode())
-            spec += f"install -D -m 644 {top}/{number} %{{buildroot}}{path}\n"
+            mode = 755 if "/bin/" in path else 644
+            spec += f"install -D -m {mode} {top}/{number} %{{buildroot}}{path}\n"
+        spec += f"%post\n{post}\n" if post else ""
+        # The next version's is built before this one goes.
+        spec += f"%preun\ngrep -l '  {version} ' /lib/modules/*/updates/dkms/nvidia.ko | xargs -r rm\n" if post else ""
         spec += "%files\n" + "".join(f"{path}\n" for path in files)
         (top / "x.spec").write_text(spec)
         command = ["rpmbuild", "-bb", "--quiet", "--define", f"_topdir {top}", "--define", f"_rpmdir {place}"]
@@ -264,6 +304,8 @@ class Repository:
     def close(self) -> None:
         self.down()
         subprocess.run(["gpgconf", "--homedir", str(self._gnupg), "--kill", "all"], check=False, capture_output=True)
+        self._agent.kill()
+        self._agent.wait()
 
 
 @cache
@@ -283,7 +325,7 @@ def _libcuda(version: str) -> dict[str, str | bytes]:
 
 def _debian(version: str) -> dict[str, dict[str, object]]:
     libcuda = _libcuda(version)
-    unit = {"lib/systemd/system/nvidia-fabricmanager.service": _FM_UNIT}
+    unit = {_FM_PLACE: _FM_UNIT}
     return {
         "libcuda1": {"files": libcuda},
         "nvidia-kernel-open-dkms": {"module": "open", "conflicts": "nvidia-kernel-dkms"},
@@ -309,91 +351,3 @@ def _ubuntu(version: str) -> dict[str, dict[str, object]]:
         module: {"module": "open", "conflicts": rival},
         f"nvidia-utils{tag}": {"conflicts": f"nvidia-utils{other}"},
     }
-
-
-_MODPROBE = f"""#!/bin/sh
-mkdir -p /run/kernel/nvidia
-ko=$(ls /lib/modules/{KERNEL}/updates/dkms/nvidia.ko /lib/modules/{KERNEL}/extra/nvidia.ko 2>/dev/null | head -1)
-[ -n "$ko" ] || exit 1
-grep -q ^nouveau /run/kernel/modules && exit 1
-[ -e /run/kernel/nvidia/version ] || cp $ko /run/kernel/nvidia/version
-"""
-_MODINFO = f"""#!/bin/sh
-cd /lib/modules/{KERNEL}
-cat updates/dkms/nvidia.ko extra/nvidia.ko 2>/dev/null | grep -o '[0-9]*[.][0-9.]*' | head -1
-"""
-_BOOT = """[Unit]
-Description=what a kernel does when it starts
-Before=ssh.service
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh -c 'mkdir -p /run/kernel; : > /run/kernel/modules; \
-    test -e /etc/modprobe.d/gpurun-nouveau.conf || cat /srv/machine/nouveau > /run/kernel/modules; \
-    /usr/local/sbin/modprobe nvidia; true'
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def make_machine(host: TestHost, repository: Repository, *, gpus: Iterable[str] = ("0302:2bb5",)) -> None:
-    """Makes a host look like a bare machine with these PCI devices (class:device) and nouveau loaded.
-
-    Its kernel is `KERNEL`; a driver is "loaded" (and told under `MACHINE`/proc) when the stand-in of modprobe finds the
-    module that a stand-in of a package has built; what is loaded stays so until a reboot.
-    """
-    root = host.root
-    files = {
-        f"{MACHINE}/proc/sys/kernel/osrelease": f"{KERNEL}\n",
-        f"{MACHINE}/proc/version": f"Linux version {KERNEL} (x@y) (gcc-12 (Debian 12.2.0-14) 12.2.0) #1 SMP\n",
-        f"{MACHINE}/nouveau": "nouveau 2400256 0 - Live 0x0\n",
-        "/usr/local/sbin/modprobe": _MODPROBE,
-        "/usr/local/sbin/modinfo": _MODINFO,
-        "/usr/local/sbin/update-initramfs": "#!/bin/sh\necho $* >> /run/initramfs\n",
-        "/etc/systemd/system/kernel.service": _BOOT,
-        "/etc/apt/sources.list": f"deb [trusted=yes] http://{repository.address}:{repository.port}/system ./\n",
-        f"/lib/modules/{KERNEL}/modules.order": "",
-    }
-    for path, content in files.items():
-        target = root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(content)
-        target.chmod(0o755 if "sbin" in path else 0o644)
-    set_devices(host, gpus)
-    (root / "etc/modprobe.d").mkdir(exist_ok=True)
-    (root / MACHINE.lstrip("/") / "proc/driver").mkdir(exist_ok=True)
-    for link, there in (("driver/nvidia", "/run/kernel/nvidia"), ("modules", "/run/kernel/modules")):
-        os.symlink(there, root / MACHINE.lstrip("/") / "proc" / link)
-    host.inside(["systemctl", "enable", "--now", "kernel.service"])
-
-
-def set_devices(host: TestHost, devices: Iterable[str]) -> None:
-    """What is on the PCI bus: `class:device`."""
-    place = host.root / MACHINE.lstrip("/") / "sys/bus/pci/devices"
-    shutil.rmtree(place, ignore_errors=True)
-    for number, (kind, _, device) in enumerate(one.partition(":") for one in devices):
-        folder = place / f"0000:0{number + 1}:00.0"
-        folder.mkdir(parents=True)
-        for name, value in (("vendor", "0x10de"), ("class", f"0x{kind}00"), ("device", f"0x{device}")):
-            (folder / name).write_text(f"{value}\n")
-
-
-def become(host: TestHost, identity: str, version: str, like: str = "") -> None:
-    """Another os-release."""
-    place = host.root / "etc/os-release"
-    place.unlink()
-    place.write_text(f'ID="{identity}"\nVERSION_ID="{version}"\nPRETTY_NAME="{identity} {version}"\nID_LIKE="{like}"\n')
-
-
-def packages(host: TestHost) -> dict[str, str]:
-    """Installed packages of dpkg's, and their versions."""
-    said = host.inside(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n"])
-    found = (line.split() for line in said.splitlines())
-    return {words[0]: words[1] for words in found if words[-1] == "installed"}
-
-
-def loaded(host: TestHost) -> str | None:
-    """The version of the "loaded" module."""
-    said = host.inside(["cat", "/run/kernel/nvidia/version"], check=False)
-    match = re.search(r"\d{3}\.[\d.]+", said)
-    return match.group() if match else None

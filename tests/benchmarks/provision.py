@@ -11,25 +11,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.e2e.fleet import Desk, inventory_of
-from tests.e2e.test_provision import PACKAGES
+from tests.e2e.provisioned import Machine
 from tests.hosts import HostFleet
-from tests.nvidia_repository import MACHINE, Repository, make_machine
+from tests.nvidia_machine import make_machine
+from tests.nvidia_repository import Repository
 
 
 def main(count: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, HostFleet(count, packages=PACKAGES, disk_mib=8192) as fleet:
+    with tempfile.TemporaryDirectory() as folder, HostFleet(count, disk_mib=8192) as fleet:
         repository = Repository(Path(folder) / "repository", fleet[0].address.rpartition(".")[0] + ".1")
         repository.publish("debian12", ["580.95.05"])
         repository.publish_system()
         for host in fleet.hosts:
             make_machine(host, repository)
-        wishes = {"provision_root": MACHINE, "provision_machine": "full", "provision_repository_url": repository.url}
-        wishes["provision_keyring_sha256"] = repository.keyring_sha256("debian12")
-        desk = Desk(Path(folder) / "desk", inventory_of(fleet, **wishes))
+        machine = Machine(fleet, repository, Path(folder) / "desk")
         for call in ("first", "second", "third"):
             began = time.monotonic()
-            program = desk.start("provision", "--json")
+            program = machine.start()
             code = program.finish(1800)
             took = time.monotonic() - began
             hosts = json.loads(program.stdout)["hosts"].values()

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,19 +16,18 @@ SUITE = "bookworm"
 PACKAGES = (
     "ca-certificates",
     "dbus",
-    "dnf",  # for hosts that say they are of the RPM family, as rpm and dnf-plugins-core
-    "dnf-plugins-core",
     "iproute2",
     "libpam-systemd",  # ssh logins become sessions, as on real hosts
     "openssh-server",
     "procps",
     "python3",
     "python3-apt",
-    "rpm",
     "sudo",
     "systemd",
     "systemd-sysv",
 )
+RPM_FAMILY = ("dnf", "dnf-plugins-core", "rpm")  # for hosts of SUITE that say they are of that family
+OTHERS = ("libgomp1",)  # for hosts of other suites: llama.cpp loads it, and of SUITE's packages one brings it
 # Run inside the fresh tree. The user `bench` is who logs in where a test wants no root login; it may become root.
 SETUP = r"""
 set -eu
@@ -58,13 +57,13 @@ def locked(path: Path, shared: bool = False) -> Iterator[None]:
         yield
 
 
-def base_tree(extra_packages: Sequence[str] = ()) -> Path:
-    """The folder of the base tree; built if this machine has none for this list of packages (about a minute).
+def base_tree(suite: str = SUITE) -> Path:
+    """The folder of a Debian's base tree; built if this machine has none (about a minute).
 
     Raises subprocess.CalledProcessError with debootstrap's output when the packages cannot be had.
     """
-    packages = sorted({*PACKAGES, *extra_packages})
-    key = hashlib.sha256("\n".join((SUITE, *packages, SETUP)).encode()).hexdigest()[:16]
+    packages = sorted({*PACKAGES, *(RPM_FAMILY if suite == SUITE else OTHERS)})
+    key = hashlib.sha256("\n".join((suite, *packages, SETUP)).encode()).hexdigest()[:16]
     tree = cache_folder() / key
     if tree.is_dir():
         return tree
@@ -73,7 +72,7 @@ def base_tree(extra_packages: Sequence[str] = ()) -> Path:
             return tree
         partial = tree.with_name(f"{key}.{uuid.uuid4().hex[:8]}.partial")
         try:
-            _run(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(partial)])
+            _run(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, str(partial)])
             _run(["chroot", str(partial), "/bin/sh", "-c", SETUP])
             partial.rename(tree)
         finally:

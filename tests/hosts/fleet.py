@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import yaml
-from tests.hosts.base import base_tree
+from tests.hosts.base import SUITE, base_tree
 from tests.hosts.machine import Kind, TestHost
 from tests.hosts.network import share_internet
 from tests.hosts.slots import Slot, run
@@ -46,7 +46,7 @@ class HostFleet:
     uv_cache   a folder of uv's here: the hosts install from it, offline, through the inventory's uv_environment
     variables  inventory variables for all hosts
     internet   the hosts reach what this machine reaches (off: only each other and this machine)
-    packages   Debian packages beside the usual ones; another base tree is built and cached for them
+    suite      which Debian
     disk_mib   size of each host's disk (sparse)
     port       where sshd listens
     slot       number of the slot (see slots.py); by default the first free one
@@ -63,13 +63,13 @@ class HostFleet:
         uv_cache: Path | None = None,
         variables: Mapping[str, object] | None = None,
         internet: bool = False,
-        packages: Sequence[str] = (),
+        suite: str = SUITE,
         disk_mib: int = 16384,
         port: int = 22,
         slot: int | None = None,
     ) -> None:
         self._names = list(names) or [f"{'host' if kind == 'systemd' else 'plain'}{k + 1}" for k in range(n)]
-        self._kind, self._packages, self._internet = kind, packages, internet
+        self._kind, self._suite, self._internet = kind, suite, internet
         self._disk_mib, self._port, self._wanted_slot = disk_mib, port, slot
         self._bind, self._overlay = dict(bind or {}), dict(overlay or {})
         self._variables = dict(variables or {})
@@ -125,7 +125,7 @@ class HostFleet:
 
     def start(self) -> HostFleet:
         """Builds the base tree if need be, then boots all hosts side by side."""
-        base = base_tree(self._packages)
+        base = base_tree(self._suite)
         self._slot = Slot(self._wanted_slot)
         self._cleanup.callback(self._slot.release)
         try:

@@ -21,6 +21,8 @@ from tests.hosts.slots import Slot, cgroup_roots, kill_cgroup, run
 Kind = Literal["systemd", "plain"]
 _REBOOT = 133  # how systemd-nspawn --keep-unit says that the guest wants to boot again
 _UP_S = 30.0
+# What Debian 13's systemd has to be told where the kernel's control groups are (also) of version 1.
+_BOOT = ("--boot", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1")
 _STAND_IN = Path(__file__).parents[1] / "fixtures" / "nvidia" / "nvidia_smi.py"
 
 
@@ -162,7 +164,7 @@ class TestHost:
             upper = self.folder / "disk" / f"overlay-{number}" / "upper"
             upper.mkdir(parents=True, exist_ok=True)
             argv.append(f"--overlay={source}:{upper}:{target}")
-        argv += ["--boot"] if self.kind == "systemd" else ["--as-pid2", "/bin/sh", "-c", _BARE_SSHD]
+        argv += _BOOT if self.kind == "systemd" else ["--as-pid2", "/bin/sh", "-c", _BARE_SSHD]
         groups = [root / self.machine for root in cgroup_roots()]
         for group in groups:
             group.mkdir(exist_ok=True)

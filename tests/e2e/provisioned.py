@@ -1,0 +1,98 @@
+"""A booted host to provision, the repositories that it is provisioned from, and a desk to do it at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.fleet import Desk, inventory_of
+from tests.e2e.program import Program
+from tests.hosts import HostFleet, TestHost
+from tests.nvidia_machine import MACHINE, make_machine, packages
+from tests.nvidia_repository import Repository
+
+_PROGRAMS = ("gpg-agent", "dpkg-deb", "rpmbuild", "createrepo_c")
+
+
+class Machine:
+    """A host, its repositories, and a desk to provision it from. `before` are the packages that it began with."""
+
+    def __init__(
+        self, fleet: HostFleet, repository: Repository, folder: Path, row: str = "debian12", **desk: Any
+    ) -> None:
+        self.fleet, self.host, self.repository, self.row = fleet, fleet[0], repository, row
+        self._user = desk.pop("user", "root")
+        self.desk = Desk(folder, self.inventory(), **desk)
+        self.before = packages(self.host)
+
+    def inventory(self, **variables: Any) -> dict[str, Any]:
+        """The host's, with more variables."""
+        wishes = {
+            "provision_root": MACHINE,
+            "provision_machine": "full",
+            "provision_repository_url": self.repository.url,
+            "provision_keyring_sha256": self.repository.keyring_sha256(self.row),
+        }
+        return inventory_of(self.fleet, user=self._user, **wishes, **variables)
+
+    def start(self, *words: str) -> Program:
+        return self.desk.start("provision", "--json", *words)
+
+    def run(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """gpurun provision, to its end; what it says of the host."""
+        return self.finished(self.start(*words), code)
+
+    def finished(self, program: Program, code: int = 0) -> dict[str, Any]:
+        assert program.finish(240) == code, program.stderr + program.stdout
+        hosts = json.loads(program.stdout)["hosts"]
+        found = hosts[self.host.name]
+        assert isinstance(found, dict)
+        return found
+
+    def versions(self) -> dict[str, str]:
+        """The driver's packages, and their versions without the packaging's."""
+        return {
+            name: v.partition("-")[0]
+            for name, v in packages(self.host).items()
+            if "nvidia" in name or "libcuda" in name
+        }
+
+
+@contextlib.contextmanager
+def provisionable(
+    folder: Path,
+    publish: Callable[[Repository], None],
+    *,
+    row: str = "debian12",
+    gpus: Sequence[str] = ("0302:2bb5",),
+    user: str = "root",
+    python: str = sys.executable,
+    **fleet: Any,
+) -> Iterator[Machine]:
+    """A bare machine with these GPUs, into which `user` logs in, and a gpurun of this `python`. Skips where this
+    machine lacks programs for it; in CI, where it must not, that is a failure."""
+    lacking = [program for program in _PROGRAMS if not shutil.which(program)]
+    if lacking:
+        reason = f"missing: {' '.join(lacking)} (tests/hosts/install.sh installs them)"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with HostFleet(**fleet) as hosts, contextlib.ExitStack() as ends:
+        repository = Repository(folder, hosts[0].address.rpartition(".")[0] + ".1")
+        ends.callback(repository.close)
+        publish(repository)
+        repository.publish_system()
+        make_machine(hosts[0], repository, gpus=gpus)
+        machine = Machine(hosts, repository, folder / "desk", row, user=user, python=python)
+        ends.callback(machine.desk.end)
+        yield machine
+
+
+def seen(host: TestHost, path: str) -> bool:
+    """Whether a path is there, on the host."""
+    return host.inside(["sh", "-c", f"test -e {path} && echo yes || true"]) != ""

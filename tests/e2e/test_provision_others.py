@@ -1,0 +1,160 @@
+"""`gpurun provision` on other systems, as far as their os-release, names of packages and package manager go: the system
+beneath is a booted Debian 12, with real apt, dnf and rpm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.program import eventually
+from tests.e2e.provisioned import Machine, provisionable, seen
+from tests.nvidia_machine import MACHINE, become, loaded, packages, set_devices
+from tests.nvidia_repository import Repository
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+VERSIONS = ("580.95.05", "595.91.07")
+EVERYTHING = ("--cuda", "13.0", "--toolkit")
+
+
+@pytest.fixture(scope="module")
+def machine(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    def publish(repository: Repository) -> None:
+        for row in ("ubuntu2204", "ubuntu2404", "ubuntu2604"):
+            repository.publish(row, VERSIONS, "-1ubuntu1")
+        repository.publish_rpm(VERSIONS)
+        repository.publish_rpm_system()
+        repository.publish_toolkit()
+        repository.publish_rpm_toolkit()
+
+    with provisionable(tmp_path_factory.mktemp("provision"), publish, row="ubuntu2204", disk_mib=16384) as machine:
+        (machine.host.root / f"{MACHINE}/nouveau".lstrip("/")).write_text("")
+        yield machine
+
+
+def is_now(machine: Machine, identity: str, version: str, like: str = "debian") -> None:
+    """The machine is taken for one of another system, whose repository is there."""
+    become(machine.host, identity, version, like)
+    machine.row = f"rhel{version.partition('.')[0]}" if "rhel" in like else identity + version.replace(".", "")
+    address = f"http://{machine.repository.address}:{machine.repository.port}"
+    machine.desk.use(machine.inventory(provision_toolkit_url=f"{address}/toolkit"))
+
+
+@pytest.mark.parametrize(("version", "branch"), [("22.04", "580"), ("24.04", "595"), ("26.04", "595")])
+def test_ubuntu_and_its_names_of_packages_before_and_after_590(machine: Machine, version: str, branch: str) -> None:
+    """One release becomes the next with the driver installed."""
+    is_now(machine, "ubuntu", version)
+    if version == "26.04":
+        machine.repository.publish(machine.row, ["595.95.01"], "-1ubuntu1")
+        assert machine.run("--driver-branch", branch)["changed"] == []
+        checked = machine.run("--driver-branch", branch, "--driver-version", "latest", "--check")
+        done = machine.run("--driver-branch", branch, "--driver-version", "latest")
+        assert done["changed"] == checked["changed"] != []
+    else:
+        done = machine.run("--driver-branch", branch)
+    assert (done["status"], done["driver"]) == (
+        "ok",
+        {"22.04": VERSIONS[0], "24.04": VERSIONS[1]}.get(version, "595.95.01"),
+    )
+    names = {"580": {"libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580"}}
+    names["595"] = {"libnvidia-compute", "nvidia-dkms-open", "nvidia-utils"}
+    assert set(machine.versions()) - {"cuda-keyring"} == names[branch]
+    assert machine.run("--driver-branch", branch)["changed"] == []
+    if version == "26.04":
+        machine.run("--remove", "driver")
+        assert packages(machine.host) == machine.before
+
+
+def test_rpm_family_gets_everything_as_the_check_said(machine: Machine) -> None:
+    """Driver, fabric manager, CUDA and container toolkit by dnf, all of them once."""
+    is_now(machine, "rocky", "9.4", "rhel centos fedora")
+    repository = machine.repository
+    system = f"[system]\nname=system\nbaseurl=http://{repository.address}:{repository.port}/system-rpm\ngpgcheck=0\n"
+    for folder in ("etc/yum.repos.d", "etc/pki/rpm-gpg"):  # as that family has them
+        (machine.host.root / folder).mkdir(parents=True, exist_ok=True)
+    (machine.host.root / "etc/yum.repos.d/system.repo").write_text(system)
+    # Debian's own repository of what was downloaded: its packages are not signed.
+    (machine.host.root / "etc/dnf/plugins/local.conf").write_text("[main]\nenabled = false\n")
+    set_devices(machine.host, ["0302:2330"] * 2 + ["0680:22a3"])
+    checked = machine.run(*EVERYTHING, "--check")
+    assert rpms(machine) == {}
+    done = machine.run(*EVERYTHING)
+    assert done["changed"] == checked["changed"]
+    assert done["status"] == "ok" and done["driver"] == VERSIONS[0] == loaded(machine.host)
+    assert set(rpms(machine).values()) == {(VERSIONS[0],)}
+    status = {one["check"]: one["status"] for one in done["checks"]}
+    assert {status[name] for name in ("versions", "count", "context", "fabric", "nvcc", "kernel")} == {"ok"}
+    assert machine.run(*EVERYTHING)["changed"] == []
+
+
+def test_rpm_family_moves_on_request_only_and_waits_for_dnf(machine: Machine) -> None:
+    machine.repository.publish_rpm(["580.178.04"])
+    updates = machine.host.inside(["sh", "-c", "dnf -q check-update --refresh || true"])
+    assert not any("nvidia" in line.partition(" ")[0] for line in updates.splitlines())
+    assert machine.run()["changed"] == []
+    checked = machine.run("--driver-version", "latest", "--check")
+    hold = "touch /run/hold-postinst; rm -f /run/postinst-runs"
+    machine.host.inside(["sh", "-c", hold])
+    machine.host.inside(["systemd-run", "--unit=other-dnf", "dnf", "-y", "install", "slow"])
+    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
+    program = machine.start("--driver-version", "latest")
+    eventually(lambda: any("kmod-nvidia-open-dkms-580.178.04" in path for path in machine.repository.asked))
+    assert set(rpms(machine).values()) == {(VERSIONS[0],)}
+    machine.host.inside(["rm", "/run/hold-postinst"])
+    done = machine.finished(program)
+    assert done["changed"] == checked["changed"] and "Reboot now" in done["changed"]
+    assert done["driver"] == "580.178.04" == loaded(machine.host)
+    assert set(rpms(machine).values()) == {("580.178.04",)}
+
+
+def test_rpm_family_takes_up_another_branch_whose_host_lost_power(machine: Machine) -> None:
+    machine.host.inside(["sh", "-c", "touch /run/hold-postinst; rm -f /run/postinst-runs"])
+    program = machine.start("--driver-branch", "595")
+    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
+    machine.host.stop()
+    machine.host.start()
+    assert program.finish(240) == 3
+    done = machine.run("--driver-branch", "595")
+    assert (done["status"], done["driver"]) == ("ok", VERSIONS[1])
+    assert set(rpms(machine).values()) == {(VERSIONS[1],)}
+    assert machine.run("--driver-branch", "595")["changed"] == []
+
+
+def test_rpm_family_begins_nothing_that_could_not_end(machine: Machine) -> None:
+    before = rpms(machine)
+    machine.host.fill_disk(200 << 20)
+    full = machine.run(code=3)
+    machine.host.free_disk()
+    assert [one["check"] for one in full["refusals"]] == ["disk"]
+    machine.repository.down()
+    down = machine.run(code=3)
+    machine.repository.up()
+    assert [one["check"] for one in down["refusals"]] == ["repository"]
+    assert rpms(machine) == before
+
+
+def test_rhel_10_has_a_key_and_a_repository_of_its_own(machine: Machine) -> None:
+    """A release that has become the next one: then everything is taken back."""
+    is_now(machine, "rocky", "10.0", "rhel centos fedora")
+    done = machine.run("--driver-branch", "580", "--driver-version", VERSIONS[0])
+    assert (done["status"], done["driver"]) == ("ok", VERSIONS[0])
+    asked = [path for path in machine.repository.asked if path.endswith(".pub")]
+    assert asked[-1].endswith("rhel10/x86_64/CDF6BA43.pub")
+    assert machine.run()["changed"] == []
+    done = machine.run("--remove", "driver", "--remove", "cuda", "--remove", "toolkit")
+    assert done["status"] == "ok" and rpms(machine) == {}
+    left = machine.host.inside(["sh", "-c", "find /etc /var/lib -name '*gpurun*' -o -name 'cuda-*' || true"])
+    assert left == ""
+
+
+def test_rhel_8_is_refused_with_the_reason(machine: Machine) -> None:
+    become(machine.host, "rocky", "8.10", "rhel centos fedora")
+    refused = machine.run("--plan", code=3)
+    assert [one["check"] for one in refused["refusals"]] == ["system"]
+    assert "Python of its package manager is 3.6" in refused["refusals"][0]["say"]
+
+
+def rpms(machine: Machine) -> dict[str, tuple[str, ...]]:
+    """The driver's packages, and every version of each that is installed."""
+    said = machine.host.inside(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}\n", "*nvidia*"])
+    found = [line.split() for line in said.splitlines() if "container" not in line]
+    return {name: tuple(version for other, version in found if other == name) for name, _ in found}
