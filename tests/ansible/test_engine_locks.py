@@ -64,7 +64,7 @@ def test_a_package_is_built_once_with_jobs_bounded_by_memory(tmp_path: Path) -> 
             member = tarfile.TarInfo(f"built-1.0/{name}")
             member.size = len(text)
             archive.addfile(member, BytesIO(text.encode()))
-    del env["UV_NO_INDEX"]  # setuptools comes from there
+    env = {"UV_FIND_LINKS": env["UV_FIND_LINKS"]}  # setuptools comes from the index
     plain = play(tmp_path, "engine", tiny(tmp_path), env)
     wishes = tiny(tmp_path, engine_builds=["setuptools==80.9.0", "built==1.0"])
     built = play(tmp_path, "engine", wishes, env)

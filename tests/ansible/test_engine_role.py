@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,16 @@ def play(folder: Path, role: str, variables: dict[str, Any], env: dict[str, str]
     return result
 
 
-def wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> dict[str, str]:
+def wheel(
+    folder: Path, name: str, version: str, files: dict[str, bytes], requires: Sequence[str] = ()
+) -> dict[str, str]:
     """A wheel of these files in a folder, and the environment in which uv finds packages there and nowhere else."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
     files = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = []
@@ -65,7 +68,8 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> dic
             record.append(f"{path},sha256={digest},{len(data)}")
             archive.writestr(path, data)
         archive.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,", ""]))
-    return {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(folder)}
+    # An index that is named elsewhere does not count then; none that could answer is.
+    return {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(folder), "UV_DEFAULT_INDEX": "http://127.0.0.1:1/simple"}
 
 
 def tiny(home: Path, version: str = "1.0", **more: Any) -> dict[str, Any]:
@@ -115,6 +119,12 @@ def test_a_version_that_does_not_exist_is_said(tmp_path: Path, home: Path) -> No
     failed = play(tmp_path, "engine", tiny(home, "2.0"), env)
     assert failed["failure"]["class"] == "missing_dependency"
     assert "does not have this version" in failed["msg"]
+
+
+def test_what_a_wheelhouse_lacks_is_said(tmp_path: Path, home: Path) -> None:
+    env = wheel(tmp_path / "wheels", "tiny", "1.0", {"tiny.py": b""}, requires=["nonesuch==1"])
+    failed = play(tmp_path, "engine", tiny(home), env)
+    assert "a package is in no folder of wheels" in failed["msg"] and "nonesuch" in failed["failure"]["proof"]
 
 
 def test_no_space_while_installing(root_mounts: None, tmp_path: Path) -> None:
