@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.e2e.fleet import builtin_packages
 from tests.e2e.program import Place, Program
-from tests.engines.vllm_cpu import CONTEXT, vllm_cpu
+from tests.engines.vllm_cpu import CONTEXT, VERSION, VllmCpu, provision, vllm_cpu
 from tests.hosts import HostFleet, TestHost
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,11 +64,22 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def installed() -> VllmCpu:
     try:
-        engine = vllm_cpu()
+        return vllm_cpu()
     except RuntimeError as error:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+
+
+def test_provision_has_made_it_and_finds_it_as_it_should_be(installed: VllmCpu) -> None:
+    done = provision(installed)
+    assert (done["status"], done["steps"], done["changed"]) == ("ok", [], [])
+    (check,) = (one for one in done["checks"] if one["check"] == "engine")
+    assert (check["status"], check["say"]) == ("ok", f"vllm {VERSION} can be imported")
+
+
+@pytest.fixture(scope="module")
+def served(bootable: None, installed: VllmCpu, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("vllm")
     cache = folder / "uv-cache"
     warm = [str(Path(sys.executable).with_name("uv")), "--cache-dir", str(cache), "pip", "install", "--quiet"]
@@ -79,8 +90,8 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     place.campaign(
         server={
             "engine": "vllm",
-            "binary": str(engine.program),
-            "model": {"path": str(engine.model), "name": "tiny"},
+            "binary": str(installed.program),
+            "model": {"path": str(installed.model), "name": "tiny"},
             "flags": {"enforce-eager": True},  # the hosts have no compiler
             "env": {
                 "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -104,7 +115,7 @@ def served(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         order="fixed",
         timeouts={"start": f"{START_S:g}s", "sample": "60s", "stop": "20s"},
     )
-    with HostFleet(1, bind=engine.bind, uv_cache=cache) as fleet:
+    with HostFleet(1, bind=installed.bind, uv_cache=cache) as fleet:
         host = fleet[0]
         try:
             program = place.start("bench", "-c", "campaign.yml", "-i", str(fleet.inventory_path), "--json")
