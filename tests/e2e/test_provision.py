@@ -22,7 +22,11 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 ROWS = {"debian12": "bookworm", "debian13": "trixie"}
 
 
-@pytest.fixture(scope="module", params=ROWS)
+BOTH = pytest.mark.parametrize("machine", ROWS, indirect=True)
+ON_12 = pytest.mark.parametrize("machine", ["debian12"], indirect=True)  # test_provision_cuda.py has the like on 13
+
+
+@pytest.fixture(scope="module")
 def machine(
     bootable: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
@@ -38,6 +42,7 @@ def machine(
         yield one
 
 
+@ON_12
 def test_a_plan_says_what_and_why_and_changes_nothing(machine: Machine) -> None:
     planned = machine.run("--plan")
     assert planned["status"] == "planned"
@@ -52,6 +57,7 @@ def test_a_plan_says_what_and_why_and_changes_nothing(machine: Machine) -> None:
     assert packages(machine.host) == machine.before
 
 
+@BOTH
 def test_a_bare_host_gets_a_driver_as_the_check_said_it_would(machine: Machine) -> None:
     checked = machine.run("--check")
     assert packages(machine.host) == machine.before
@@ -64,6 +70,7 @@ def test_a_bare_host_gets_a_driver_as_the_check_said_it_would(machine: Machine) 
     assert "nvidia-fabricmanager" not in machine.versions()  # no NVSwitch here
 
 
+@ON_12
 def test_the_second_time_nothing_changes_and_nothing_is_downloaded(machine: Machine) -> None:
     machine.repository.asked.clear()
     done = machine.run()
@@ -71,6 +78,7 @@ def test_the_second_time_nothing_changes_and_nothing_is_downloaded(machine: Mach
     assert machine.repository.asked == []
 
 
+@BOTH
 def test_the_driver_moves_on_request_only(machine: Machine) -> None:
     machine.repository.publish(machine.row, ["580.178.04"])
     machine.host.inside(["apt-get", "update", "-qq"])
@@ -85,6 +93,7 @@ def test_the_driver_moves_on_request_only(machine: Machine) -> None:
     assert "+Pin: version 580.178.04-1" in machine.desk._started[-1].stderr
 
 
+@BOTH
 def test_another_branch_interrupted_and_conflicting_definitions_of_the_repository(machine: Machine) -> None:
     other = "/etc/apt/sources.list.d/by-hand.list"
     line = f"deb [signed-by=/etc/apt/other.gpg] {machine.repository.url}/{machine.row}/x86_64/ /"
@@ -108,6 +117,7 @@ def test_another_branch_interrupted_and_conflicting_definitions_of_the_repositor
     machine.host.inside(["apt-get", "update", "-qq"])
 
 
+@BOTH
 def test_an_installation_whose_host_lost_power_is_taken_up(machine: Machine) -> None:
     machine.host.inside(["touch", "/run/hold-postinst"])
     program = machine.start("--driver-version", "580.178.04")
@@ -122,6 +132,7 @@ def test_an_installation_whose_host_lost_power_is_taken_up(machine: Machine) -> 
     assert machine.run("--driver-branch", "580")["changed"] == []
 
 
+@ON_12
 def test_a_driver_that_does_not_build_is_told_and_another_one_heals_it(machine: Machine) -> None:
     machine.repository.publish(machine.row, ["580.99.99"])
     failed = machine.run("--driver-version", "580.99.99", code=3)
@@ -130,6 +141,7 @@ def test_a_driver_that_does_not_build_is_told_and_another_one_heals_it(machine: 
     assert done["status"] == "ok" and set(machine.versions().values()) == {"580.178.04"}
 
 
+@BOTH
 def test_nothing_is_begun_where_it_could_not_end(machine: Machine) -> None:
     before = packages(machine.host)
     machine.host.fill_disk(200 << 20)
@@ -144,6 +156,7 @@ def test_nothing_is_begun_where_it_could_not_end(machine: Machine) -> None:
     assert packages(machine.host) == before
 
 
+@ON_12
 def test_fabric_manager_comes_with_the_switches_at_the_drivers_version_and_apt_is_waited_for(machine: Machine) -> None:
     set_devices(machine.host, ["0302:2330"] * 2 + ["0680:22a3"])
     lock = "import fcntl,os,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); "
@@ -161,6 +174,7 @@ def test_fabric_manager_comes_with_the_switches_at_the_drivers_version_and_apt_i
     set_devices(machine.host, ["0302:2bb5"])
 
 
+@ON_12
 def test_container_toolkit(machine: Machine) -> None:
     machine.desk.use(machine.inventory(provision_toolkit_url=machine.repository.publish_toolkit()))
     checked = machine.run("--toolkit", "--check")
@@ -172,6 +186,7 @@ def test_container_toolkit(machine: Machine) -> None:
     assert "nvidia-container-toolkit" not in packages(machine.host)
 
 
+@ON_12
 def test_removal_takes_everything_back(machine: Machine) -> None:
     done = machine.run("--remove", "driver")
     assert done["status"] == "ok" and loaded(machine.host) is None
