@@ -1,7 +1,7 @@
 """A job as AWX 24.6.1 runs it (main/tasks/jobs.py, receptor.py): a private data directory, streamed by ansible-runner's
 own transmit and process to a worker that stands where the execution environment does, in a clean environment.
 
-What a container gives AWX, namespaces give here: the worker is PID 1 of its own, and all that is in it dies with it.
+What a container gives AWX, namespaces give here: see ExecutionEnvironment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 ROOT = Path(__file__).parents[2]
+_UV = str(Path(sys.executable).with_name("uv"))
 OBJECTS = ROOT / "awx" / "objects.yml"
 Event = dict[str, Any]
 
@@ -54,25 +57,50 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def environment(folder: Path, python: str) -> Path:
-    """What the execution environment has, in a clean virtual environment: the package, with its own pins."""
-    build = [sys.executable, "-m", "build", "-q", "--wheel", "--outdir", str(folder / "dist"), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    subprocess.run([python, "-m", "venv", str(folder / "ee")], check=True)
-    subprocess.run([str(folder / "ee/bin/pip"), "install", "-q", f"{wheel}[store]"], check=True, capture_output=True)
-    return folder / "ee"
+@dataclass(frozen=True)
+class ExecutionEnvironment:
+    """A clean virtual environment at `path`, in `root`: this machine's file system, or a Debian's own, of which a job
+    has nothing but to read, and beside it this machine's /tmp and network."""
+
+    path: Path
+    root: Path = Path("/")
+
+    def command(self, *argv: str) -> list[str]:
+        """What runs `argv` there, as PID 1 of its own: all that it starts ends with it."""
+        enter = ["sh", "-euc", _ENTER, str(self.root)] if self.root != Path("/") else []
+        return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *enter, *argv]
 
 
-def newer_python() -> str | None:
-    """A Python for which the newest ansible-core is made, on PATH or where pyenv keeps them."""
-    names = [shutil.which(name) for name in ("python3.14", "python3.13", "python3.12")]
-    kept = sorted(Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3"), reverse=True)
-    for candidate in [sys.executable, *filter(None, names), *map(str, kept)]:
-        asked = [candidate, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 12))"]
-        if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
-            return candidate
-    return None
+_ENTER = """
+mount --bind "$0" "$0"
+mount -o remount,bind,ro "$0"
+for place in /dev /tmp /etc/resolv.conf /etc/ssl/certs; do mount --rbind "$place" "$0$place"; done
+mount -t proc proc "$0/proc"
+exec /usr/sbin/chroot "$0" "$@"
+"""
+
+
+def wheel(folder: Path) -> Path:
+    """The package, as the image has it."""
+    subprocess.run([_UV, "build", "-q", "--wheel", "-o", str(folder), str(ROOT)], check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def environment(folder: Path, built: Path, root: Path = Path("/")) -> ExecutionEnvironment:
+    """What the execution environment has: the package, with its own pins, for the Python of `root`. All in `folder`."""
+    ee = ExecutionEnvironment(folder / "ee", root)
+    python, known = sys.executable, dict(os.environ)
+    if root != Path("/"):
+        python, known["UV_CACHE_DIR"] = "/usr/bin/python3", str(folder / "cache")
+    for source in (_UV, built):
+        shutil.copy2(source, folder)
+    uv = str(folder / "uv")
+    install = [uv, "pip", "install", "-q", "--python", str(ee.path), f"{folder / built.name}[store]"]
+    for argv in ([uv, "venv", "-q", "--python", python, str(ee.path)], install):
+        done = subprocess.run(ee.command(*argv), env=known, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return ee
 
 
 def objects() -> dict[str, Any]:
@@ -143,9 +171,11 @@ class Template:
 
 
 class Job:
-    """One launch. `run()` it, or `start()` it and `lose_node()`; then `status`, `events`, `artifacts`."""
+    """One launch. `run()` it, or `start()` it and `lose_node()` or `cancel()`; then `status`, `events`, `artifacts`."""
 
-    def __init__(self, folder: Path, ee: Path, project: Path, template: Template, number: int, **answers: Any) -> None:
+    def __init__(
+        self, folder: Path, ee: ExecutionEnvironment, project: Path, template: Template, number: int, **answers: Any
+    ) -> None:
         self.template, self.number, self.ee = template, number, ee
         self.events: list[Event] = []
         self.status = "new"
@@ -161,13 +191,18 @@ class Job:
         self._write("env/settings", json.dumps({"job_timeout": template.timeout_s, **_SETTINGS}))
         words = ["-u", template.user, *(["-l", template.limit] if template.limit else [])]
         self._injected: dict[str, str] = {}
+        before = set(self._files())
         for credential in template.credentials:
             more, arguments = credential.inject(self._here, self._there)
             self._injected |= more
             words += arguments
+        self.given = set(self._files()) - before  # by AWX, with what credentials hold
         self._write("env/cmdline", ansible_runner.utils.args2cmdline(*words))
         script = f"#! /usr/bin/env python3\n# -*- coding: utf-8 -*-\nprint({json.dumps(template.inventory)!r})\n"
         self._write("inventory/hosts", script, 0o700)
+
+    def _files(self) -> list[str]:
+        return [str(path.relative_to(self._here)) for path in (self._here / "env").iterdir()]
 
     def _write(self, name: str, text: str, mode: int = 0o600) -> None:
         (self._here / name).write_text(text)
@@ -176,11 +211,10 @@ class Job:
     def start(self) -> Job:
         """Send the job to its node; what comes back is read as it comes."""
         # Of this process's environment the worker has nothing.
-        env = {"PATH": f"{self.ee}/bin:/usr/bin:/bin", "HOME": str(self._home), "LANG": "C.UTF-8"}
-        command = ["ansible-runner", "worker", "--private-data-dir", str(self._there)]
-        alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        env = {"PATH": f"{self.ee.path}/bin:/usr/bin:/bin", "HOME": str(self._home), "LANG": "C.UTF-8"}
+        command = self.ee.command("ansible-runner", "worker", "--private-data-dir", str(self._there))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        worker = subprocess.Popen([*alone, *command], env=env, cwd=self._there, start_new_session=True, **pipes)
+        worker = subprocess.Popen(command, env=env, cwd=self._there, start_new_session=True, **pipes)
         self._worker = worker
         assert worker.stdin is not None
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:
@@ -257,6 +291,15 @@ class Job:
         self.end()
         return self.finish(60)
 
+    def cancel(self) -> Job:
+        """As AWX does: receptor interrupts the worker on its node, and kills it where it has not ended after 10 s."""
+        assert self._worker is not None
+        (pid,) = Path(f"/proc/{self._worker.pid}/task/{self._worker.pid}/children").read_text().split()
+        os.kill(int(pid), signal.SIGINT)
+        self._reader.join(10)
+        self.end()
+        return self.finish(60)
+
     def end(self) -> None:
         """Kill the worker, if it is there, and with it all that it started."""
         if self._worker is not None and self._worker.poll() is None:
@@ -269,12 +312,12 @@ class Job:
             self.end()
             self._reader.join(30)
             raise AssertionError(f"the job did not end within {seconds} s:\n{self.stdout}")
-        self.left = {
-            str(path.relative_to(folder)): path.read_bytes()
+        self.left = [
+            (str(path.relative_to(folder)), path.read_bytes())
             for folder in (self._here, self._there)
             for path in folder.rglob("*")
             if path.is_file() and not path.is_relative_to(self._here / "project")
-        }
+        ]
         for folder in (self._here, self._there, self._home):
             shutil.rmtree(folder)
         return self
@@ -284,7 +327,9 @@ class Job:
 
     @property
     def stdout(self) -> str:
-        return "\n".join(str(event.get("stdout")) for event in self.events if event.get("stdout"))
+        """Without its colours."""
+        said = "\n".join(str(event.get("stdout")) for event in self.events if event.get("stdout"))
+        return re.sub(r"\x1b\[[\d;]*m", "", said)
 
     @property
     def artifacts(self) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.awx.job import checkout, environment, newer_python
+from tests.awx.job import ExecutionEnvironment, checkout, environment, wheel
 from tests.e2e.program import Place
 
 
@@ -34,18 +34,24 @@ def fresh_place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="session")
-def ee(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the execution environment, and nothing else, for this Python."""
-    return environment(tmp_path_factory.mktemp("ee"), sys.executable)
+def gpurun_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, built once."""
+    return wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
-def newer_ee(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for a Python that takes the newest ansible-core; skips where this machine has none, in CI too."""
-    python = newer_python()
-    if python is None:
-        pytest.skip("no Python 3.12 or newer on this machine")
-    return environment(tmp_path_factory.mktemp("newer-ee"), python)
+def ee(gpurun_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> ExecutionEnvironment:
+    """The packages of the execution environment, and nothing else, for this Python."""
+    return environment(tmp_path_factory.mktemp("ee"), gpurun_wheel)
+
+
+@pytest.fixture(scope="session")
+def newer_ee(bootable: None, gpurun_wheel: Path) -> Iterator[ExecutionEnvironment]:
+    """The same in a Debian whose Python takes the newest ansible-core."""
+    from tests.hosts import base_tree
+
+    with tempfile.TemporaryDirectory(prefix="ee_", dir="/tmp") as folder:
+        yield environment(Path(folder), gpurun_wheel, base_tree(suite="trixie"))
 
 
 @pytest.fixture(scope="session")
