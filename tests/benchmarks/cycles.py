@@ -128,7 +128,7 @@ class Cycles:
             hits[self.told.split(",")[0]] += 1
             spent_s = time.monotonic() - began
             print(f"{self.host.kind:8} seed {seed}: {self.told}: {'LEFT' if problems else 'clean'} ({spent_s:.0f} s)")
-            print("".join(f"    {problem[:300]}\n" for problem in problems), end="", flush=True)
+            print("".join(f"    {problem[-1500:]}\n" for problem in problems), end="", flush=True)
         self.desk.end()
         return failed, hits
 

@@ -107,7 +107,7 @@ def main() -> None:
                     failed += bool(problems)
                     table[target] += not problems
                     print(f"{number + 1:2} {killed.told}: {'WRONG' if problems else 'whole'}", flush=True)
-                    print("".join(f"    {problem[:600]}\n" for problem in problems), end="", flush=True)
+                    print("".join(f"    {problem[-1500:]}\n" for problem in problems), end="", flush=True)
             finally:
                 killed.desk.end()
     told = ", ".join(f"{target} {table[target]} whole" for target in TARGETS)
