@@ -163,6 +163,29 @@ def test_killed_supervisor_takes_its_child_along_and_strays_are_found(job: Job) 
     assert is_gone(brood)
 
 
+def test_stray_call_of_a_module_removes_its_folder(job: Job, tmp_path: Path) -> None:
+    """As Ansible's wrapper of modules does it: in a `finally`."""
+    folder = tmp_path / "payload"
+    call = (
+        "import os, shutil, time\n"
+        f"os.mkdir({str(folder)!r})\n"
+        "try:\n"
+        "    print('working', os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        f"finally: shutil.rmtree({str(folder)!r})\n"
+    )
+    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {call!r}]); time.sleep(600)"
+    start_client(job, *python(parent))
+    calling = int(log_word(job, "working"))
+    assert folder.is_dir()
+    child, supervisor = job.report()["pid"], job.supervisor()
+    os.kill(supervisor.pid, signal.SIGKILL)
+    eventually(lambda: is_gone(child))
+    assert calling in [process.pid for process in job.strays()]
+    stop(job.home, job.run)
+    assert is_gone(calling) and not folder.exists()
+
+
 def test_stray_that_has_overwritten_its_environment_is_found_by_its_log(job: Job) -> None:
     """Process titles of vLLM and SGLang do that."""
     code = (

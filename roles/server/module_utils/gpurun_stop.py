@@ -17,7 +17,9 @@ from ansible.module_utils.gpurun_spawn import description
 from ansible.module_utils.gpurun_supervisor import write_state
 
 _POLL_S = 0.03
-_STRAY_S = 2.0  # grace for what has lost its supervisor: its main process is dead already
+# For what has lost its supervisor; its main process is dead already. A call of a module removes its folder in /tmp when
+# it is interrupted, and not when it is terminated.
+_STRAYS = ((0.0, signal.SIGINT), (1.0, signal.SIGTERM), (2.0, signal.SIGKILL))
 _KILL_S = 25.0  # a little more than the supervisor gives itself
 _DEFAULT_STOP_S = 60.0
 
@@ -111,17 +113,13 @@ def _end_supervised(supervised: list[tuple[Job, Process]], stop_s: float | None)
 
 def _end_strays(left: Callable[[], list[Process]]) -> None:
     began, told = time.monotonic(), set()
-    while processes := left():
-        spent_s = time.monotonic() - began
-        if spent_s > _STRAY_S + _KILL_S:
-            return
+    while (processes := left()) and (spent_s := time.monotonic() - began) < _KILL_S:
         for process in processes:
-            with contextlib.suppress(PermissionError):
-                if spent_s > _STRAY_S:
-                    send(process, signal.SIGKILL)
-                elif process.pid not in told:
-                    told.add(process.pid)
-                    send(process, signal.SIGTERM)
+            for after_s, number in _STRAYS:
+                if spent_s >= after_s and (process.pid, number) not in told:
+                    told.add((process.pid, number))
+                    with contextlib.suppress(PermissionError):
+                        send(process, number)
         time.sleep(_POLL_S)
 
 
