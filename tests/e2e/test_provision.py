@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.awx.job import newer_python
 from tests.e2e.fleet import Desk
 from tests.e2e.program import eventually
 from tests.e2e.provisioned import Machine, provisionable, seen
@@ -35,8 +34,7 @@ def machine(
     def publish(repository: Repository) -> None:
         repository.publish(row, ["580.95.05", "595.91.07"])
 
-    newer = row == "debian13" and newer_python() is not None
-    python = str(request.getfixturevalue("newer_ee") / "bin/python") if newer else sys.executable
+    python = sys.executable
     user = "bench" if row == "debian13" else "root"
     with provisionable(folder, publish, row=row, suite=ROWS[row], user=user, python=python, disk_mib=8192) as one:
         yield one

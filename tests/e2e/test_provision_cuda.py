@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from tests.ansible.test_engine_role import ROOT
-from tests.awx.job import newer_python
 from tests.e2e.fleet import Desk
 from tests.e2e.provisioned import Machine, provisionable
 from tests.hosts.base import cache_folder
@@ -35,7 +34,7 @@ EM_CUDA = 190
 @pytest.fixture(scope="module")
 def python(request: pytest.FixtureRequest) -> str:
     """Of the gpurun that provisions: with the newest ansible-core where this machine has a Python for it."""
-    return str(request.getfixturevalue("newer_ee") / "bin/python") if newer_python() else sys.executable
+    return sys.executable
 
 
 @pytest.fixture(scope="module")
