@@ -43,10 +43,10 @@ def warm_cache(folder: Path) -> Path:
 
 
 class Desk:
-    """A folder on this machine from which gpurun works on hosts; the gpurun of `python`."""
+    """A folder on this machine from which gpurun works on hosts."""
 
-    def __init__(self, folder: Path, inventory: dict[str, Any], python: str = sys.executable) -> None:
-        self.folder, self._python = folder, python
+    def __init__(self, folder: Path, inventory: dict[str, Any]) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.use(inventory)
         self._started: list[Program] = []
@@ -74,7 +74,7 @@ class Desk:
         """Start gpurun with the inventory in this folder."""
         env = {**os.environ, "NO_COLOR": "1"}
         env.pop("CI", None)
-        argv = [self._python, "-m", "gpurun", verb, *words, "-i", "inventory.yml"]
+        argv = [sys.executable, "-m", "gpurun", verb, *words, "-i", "inventory.yml"]
         self._started.append(Program(argv, self.folder, env))
         return self._started[-1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +15,8 @@ from tests.nvidia_machine import loaded, packages, set_devices
 from tests.nvidia_repository import OFFICIAL, Repository
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
-# Debian 13's host is provisioned by a user who is not root, and by the newest ansible-core where this machine has a
-# Python for it.
+# Debian 13's host is provisioned by a user who is not root.
 ROWS = {"debian12": "bookworm", "debian13": "trixie"}
-
-
 BOTH = pytest.mark.parametrize("machine", ROWS, indirect=True)
 ON_12 = pytest.mark.parametrize("machine", ["debian12"], indirect=True)  # test_provision_cuda.py has the like on 13
 
@@ -34,9 +30,8 @@ def machine(
     def publish(repository: Repository) -> None:
         repository.publish(row, ["580.95.05", "595.91.07"])
 
-    python = sys.executable
     user = "bench" if row == "debian13" else "root"
-    with provisionable(folder, publish, row=row, suite=ROWS[row], user=user, python=python, disk_mib=8192) as one:
+    with provisionable(folder, publish, row=row, suite=ROWS[row], user=user, disk_mib=8192) as one:
         yield one
 
 

