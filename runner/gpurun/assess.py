@@ -54,9 +54,8 @@ def assess(
 
     `settings`: what servers resolved to, by the id of the sample that they started for."""
     planned, rounds, rules = plan["samples"], int(plan["rounds"]), compare.Rules.of(plan["compare"])
-    place = {
-        case.get("case"): number for number, case in enumerate(plan.get("cases", ()))
-    }  # a round's order is another one
+    # In the campaign's order: a round's is another one.
+    place = {case.get("case"): number for number, case in enumerate(plan.get("cases", ()))}
     cases = compare.cases_of(sorted(planned, key=lambda item: place.get(item["case"], 0)))
     of: dict[str, list[Sample]] = {case.id: [] for case in cases}
     samples = [sample for sample in samples if sample.case in of]

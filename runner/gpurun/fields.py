@@ -22,6 +22,7 @@ METRICS = (
 """What a campaign can judge by: the names that `parsers` gives."""
 
 MESSAGES: dict[str, dict[str, Any]] = table("messages")
+PINNED = re.compile(r"(^|(^|@)sha256:)[0-9a-f]{64}$")  # of images; Podman tells an id without its kind
 _NUMBER = r"[0-9]{1,9}(?:\.[0-9]+)?"  # no more digits: a float has an end, and so has the time of a systemd unit
 _DURATION = rf"^(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?(?:([0-9]{{1,9}})ms)?$"
 _PERCENTAGE = rf"^({_NUMBER})\s*%$"

@@ -18,6 +18,7 @@ import yaml
 from gpurun.catalogue import Catalogue, Option, nearest_version, shipped
 from gpurun.check_flags import Part, Reading
 from gpurun.engines import Engine, canonical, flag_argv, load_engine
+from gpurun.fields import PINNED
 from gpurun.find_launch import LAUNCHES, find_launch, image_at
 from gpurun.redact import SECRET_VALUE, reveals
 from gpurun.shell import ASSIGNMENT, OPEN
@@ -75,7 +76,7 @@ class Launch:
         server["runtime"] = "podman" if "podman" in " ".join(words[:3]) else "docker"
         server["image"] = words[image]
         self.open_value(("image",), words[image])
-        if not re.search(r"(^|(^|@)sha256:)[0-9a-f]{64}$", words[image]):
+        if not PINNED.search(words[image]):
             container["allow_tags"] = True
             self.comments[("image",)] = "a digest says which one: `docker image inspect` has it"
         at = words.index("run") + 1

@@ -86,7 +86,7 @@ def secret_values(names: Iterable[str], environment: Mapping[str, str] | None = 
     """The secrets that a campaign names, from the environment (docs/reference.md). ConfigError lists those that are
     missing."""
     known = os.environ if environment is None else environment
-    values = {name: next(iter(found), "") for name in names for found in [secret.values(name, known)]}
+    values = {name: secret.value(name, known) for name in names}
     missing = [name for name, value in values.items() if not value]
     if missing:
         raise ConfigError(

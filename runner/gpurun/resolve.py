@@ -3,7 +3,6 @@ with the result, at the position of the layer that said it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 from gpurun.complaints import Complaints, nearest
 from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Script, Server
 from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
+from gpurun.fields import PINNED
 from gpurun.redact import MIN_LENGTH, SECRET_VALUE, names_secret, reveals
 from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_template, unknown_facts
 from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
 
-_PINNED = re.compile(r"(^|(^|@)sha256:)[0-9a-f]{64}$")  # Podman tells an id without its kind
 _RUNTIME_HINT = "`runtime: docker` or `runtime: podman`"
 _TAG_HINT = "`{{.Id}}`; or allow it with `container: {allow_tags: true}`"
 _TEMPLATED = ("flags", "env", "argv", "ready")
@@ -173,7 +172,7 @@ def _check_container(node: Node, server: Server, engine: Engine, complaints: Com
         complaints.add(f"gpurun does not know how an image of `{engine.name}` is called", node, ("runtime",))
     if server.image is None:
         complaints.add(f"`runtime: {server.runtime}` needs an `image`", node, ("runtime",))
-    elif not _PINNED.search(server.image) and not (server.container and server.container.allow_tags):
+    elif not PINNED.search(server.image) and not (server.container and server.container.allow_tags):
         hint = (
             f"take what `{server.runtime} image inspect --format '{{{{.RepoDigests}}}}' {server.image}` says, or its "
         )

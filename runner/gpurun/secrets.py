@@ -18,6 +18,11 @@ def values(name: str, environment: Mapping[str, str]) -> list[str]:
     return list(filter(None, (environment.get(f"{PREFIX}{name}"), kept, environment.get(name))))
 
 
+def value(name: str, environment: Mapping[str, str]) -> str:
+    """The value of a secret; empty where there is none."""
+    return next(iter(values(name, environment)), "")
+
+
 def handed_over(environment: Mapping[str, str]) -> set[str]:
     """The names of the secrets that whoever started this process has put there for gpurun."""
     return {name.removeprefix(PREFIX).removesuffix(_FILE) for name in environment if name.startswith(PREFIX)}

@@ -146,14 +146,10 @@ def _pairs(
     for item in planned:
         if item.get("start") and settings.get(item["id"], {}).get("resolved"):
             point = json.dumps({key: value for key, value in item["axes"].items() if key.startswith("server.")})
-            name, known, key = (
-                item["server"]["engine"]["name"],
-                settings[item["id"]],
-                (item["host"], item["variant"], point),
-            )
+            key, known = (item["host"], item["variant"], point), settings[item["id"]]
             # One that was never ready has told little.
             if key not in first or len(first[key][1]["resolved"]) < len(known["resolved"]):
-                first[key] = name, known
+                first[key] = item["server"]["engine"]["name"], known
     for (host, variant, point), (name, mine) in first.items():
         base_name, base = first.get((host, BASELINE, point), ("", {}))
         if variant != BASELINE and base_name == name and name in engine_names():

@@ -67,4 +67,5 @@ def test_metric_names_carry_the_engines_prefix(name: str) -> None:
     assert metrics is not None
     prefix = "trtllm_" if name == "trtllm" else f"{name}:"
     assert all(metric.startswith(prefix) for metric in [*metrics.names.values(), *metrics.gauges.values()])
-    assert {"prompt_tokens", "output_tokens"} <= set(metrics.names)
+    wanted = {"prompt_tokens", "output_tokens", *({"preemptions"} if name != "trtllm" else ())}
+    assert wanted <= set(metrics.names)

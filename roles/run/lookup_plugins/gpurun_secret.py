@@ -15,4 +15,4 @@ class LookupModule(LookupBase):
     """`lookup('gpurun_secret', 'HF_TOKEN')`."""
 
     def run(self, terms: Sequence[str], variables: Mapping[str, Any] | None = None, **_: Any) -> list[str]:
-        return [next(iter(secrets.values(name, os.environ)), "") for name in terms]
+        return [secrets.value(name, os.environ) for name in terms]

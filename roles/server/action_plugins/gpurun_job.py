@@ -67,7 +67,7 @@ def _with_plan(args: dict[str, Any]) -> dict[str, Any]:
     """The options, with what `planned` says of those that are not given."""
     planned = args.get("planned") or {}
     values = {key: value for key, value in planned.items() if key in _SPEC and value is not None}
-    known = {name: next(iter(secrets.values(name, os.environ)), "") for name in values.pop("secrets", [])}
+    known = {name: secrets.value(name, os.environ) for name in values.pop("secrets", [])}
     return {"secrets": known, **values, **{key: value for key, value in args.items() if key != "planned"}}
 
 
