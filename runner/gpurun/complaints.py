@@ -111,6 +111,8 @@ class Complaints:
         elif kind == "missing":
             about = (keys_at((*under, *path[:-1])) or {}).get(str(path[-1]))
             said["hint"] = f"`{path[-1]}`: {about}" if about else None
+        elif kind.startswith(("model_", "dict_")) and (keys := keys_at((*under, *path))):
+            said["hint"] = f"its keys: {', '.join(keys)}"
         elif isinstance(error, Complaint):
             said |= {"allowed": error.allowed, "word": str(given), "hint": error.hint}
         elif kind == "literal_error":
