@@ -20,7 +20,7 @@ from gpurun.playbooks import Controller, Outcome, Playbook, TaskEvent
 from gpurun.samples import Sample
 from gpurun.store import RunStore
 
-_PATTERN = re.compile(r"[\s,*?]|^[!&~@-]")
+_PATTERN = re.compile(r"[\s,*?/]|^[!&~@-]")
 _STOP_S = 60.0  # the longest that clean-up may take
 _PREPARATIONS = ("Take the host", "Install the engine", "Fetch the model", "Install the load tool")
 
@@ -62,14 +62,14 @@ class Session:
         source |= {"gpurun_hosts": self._campaign.hosts, "facts_models": list(dict.fromkeys(models))}
         playbook = self._controller.start("preflight", source)
         found = {event.host: event.facts for event in self._follow(playbook) if event.facts is not None}
+        if odd := [host for host in (*found, *playbook.outcome.lost) if _PATTERN.search(host)]:
+            hint = "call it otherwise in the inventory, and say where it is with `ansible_host`"
+            raise ConfigError(f"the host name {odd[0]!r} is a pattern or a path to Ansible", hint=hint)
         self._note_lost(playbook.outcome)
         facts: dict[str, Mapping[str, Any]] = {host: known for host, known in found.items() if host not in self._lost}
         if not facts:
             limit = f"` with `--limit {self._controller.limit}" if self._controller.limit else ""
             raise playbook.outcome.no_hosts(self._campaign.hosts + limit, self._controller.inventory)
-        if odd := [host for host in facts if _PATTERN.search(host)]:
-            hint = "call it otherwise in the inventory, and say where it is with `ansible_host`"
-            raise ConfigError(f"the host name {odd[0]!r} is a pattern to Ansible, which then finds no host", hint=hint)
         if loads:
             self._load_hosts = opening.load_hosts(self._campaign, facts)
         return facts

@@ -54,6 +54,16 @@ def test_a_campaign_that_is_not_text(place: Place) -> None:
     refused(place, place.bench(), "campaign.yml")
 
 
+@pytest.mark.parametrize("name", ["rack1/box2", "gpu*"])
+def test_a_host_name_that_is_a_pattern_or_a_path(place: Place, name: str) -> None:
+    place.campaign()
+    inventory = {"gpu_hosts": {"hosts": {name: {"ansible_connection": "local"}}}}
+    (place.folder / "inventory.yml").write_text(json.dumps(inventory))
+    refused(
+        place, place.bench(), f"the host name {name!r} is a pattern or a path to Ansible", "hint: call it otherwise"
+    )
+
+
 def test_a_missing_campaign(place: Place) -> None:
     refused(place, place.bench(), "there is no file `campaign.yml`", "hint: ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from tests.e2e.program import Place, eventually, server
 
 
@@ -38,8 +39,11 @@ def test_it_ends_after_its_time_though_gpurun_is_gone(place: Place) -> None:
     assert place.jobs(stop[0]) == []
 
 
-def test_a_time_without_a_unit_is_refused(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("time", "says"), [("10", "a duration needs a unit"), ("0s", "a server needs some time, such as 1h")]
+)
+def test_a_time_without_a_unit_or_none_is_refused(place: Place, time: str, says: str) -> None:
     place.campaign()
-    program = place.start("serve", "-c", "campaign.yml", "-i", "inventory.yml", "--for", "10")
+    program = place.start("serve", "-c", "campaign.yml", "-i", "inventory.yml", "--for", time)
     assert program.finish() == 2
-    assert "a duration needs a unit" in program.stderr
+    assert says in program.stderr

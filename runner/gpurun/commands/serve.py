@@ -34,6 +34,8 @@ def command(
     from gpurun.terminal import Terminal
     from gpurun.text import fill
 
+    if not asked["life_s"]:
+        raise click.BadParameter("a server needs some time, such as 1h", param_hint="--for")
     wanted = [] if variant in (None, BASELINE) else [str(variant)]
     campaign, cases = opening.read_campaign(paths.find_campaign(config), overrides=overrides, variants=wanted)
     case = next(case for case in cases if case.variant == (variant or BASELINE))
