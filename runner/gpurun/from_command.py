@@ -25,6 +25,7 @@ from gpurun.shell import ASSIGNMENT, OPEN
 from gpurun.template import is_template
 
 FILL_IN = "FILL-IN"
+_NO_KEY = "gpurun's client sends no key, and the server would want it"
 _TEMPLATE = resources.files("gpurun") / "data" / "init" / "from_command.yml.txt"
 
 
@@ -101,7 +102,7 @@ class Launch:
             elif option in ("--gpus", "--device") and "device=" in value:
                 devices = re.search(r"device=([\d,]+)", value)
                 self.exported["CUDA_VISIBLE_DEVICES"] = devices.group(1) if devices else FILL_IN
-            elif reveals(f"{option}={value}"):
+            elif option not in ("-e", "--env") and reveals(f"{option}={value}"):
                 self.leave(option, "its value is a secret and is not written")
             elif option not in ("-e", "--env", *known["dropped"]):
                 args += [option + equals + value] if equals or option in known["switches"] else [option, value]
@@ -138,7 +139,9 @@ class Launch:
         if wrappers:
             self.leave(" ".join(wrappers), "gpurun starts the server itself; what this does to it is not taken over")
         for name, value in found.items():
-            if reveals(f"{name}={value}"):
+            if name in LAUNCHES["keys"]:
+                self.leave(name, _NO_KEY)
+            elif reveals(f"{name}={value}"):
                 if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
                     self.server.setdefault("secrets", []).append(name)
                 else:
@@ -170,8 +173,10 @@ class Launch:
                 self.move(said, values[0])
                 if values[1:]:
                     self.leave(f"{part.name} {' '.join(values[1:])}", "a model has one name here, the first is taken")
+            elif values and key in LAUNCHES["keys"]:
+                self.leave(part.name, _NO_KEY)
             elif values and reveals(f"{key}={' '.join(values)}"):
-                self.leave(part.name, "its value is a secret and is not written; gpurun's client sends no key")
+                self.leave(part.name, "its value is a secret and is not written")
             elif key in engine.flags.reserved:
                 self.leave(" ".join([part.name, *values]), engine.flags.reserved[key])
             else:

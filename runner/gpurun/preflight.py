@@ -20,6 +20,7 @@ from gpurun.errors import ConfigError, Problem
 from gpurun.findings import Finding, Subject, known_model
 from gpurun.fit import check as fit
 from gpurun.launch import Launch
+from gpurun.redact import MASK
 from gpurun.samples import AGAIN, BASELINE
 
 CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (rules.check, fit.check, shipped_flags.check)
@@ -123,7 +124,7 @@ def _subject(case: Case, launch: Launch, facts: Mapping[str, Any], baseline: Sub
         engine=case.engine.name,
         version=server["engine"]["version"],
         flags=launch.flags,
-        env=server["env"],
+        env={**dict.fromkeys(server["secrets"], MASK), **server["env"]},
         argv=server["argv"],
         model={**server["model"], **known_model(server["model"], facts)},
         facts=facts,

@@ -14,15 +14,18 @@ MASK = "[secret]"
 MIN_LENGTH = 4  # replacing shorter values would spell them out by what is missing elsewhere, and wreck every file
 SECRET_VALUE = re.compile(table("secrets")["values"])
 _SECRET_NAME = re.compile(table("secrets")["names"])
-_NAMED = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[:=]")  # in JSON, a URL's query, a header, a label
+_DUMMY = "(?i:" + "|".join(map(re.escape, table("secrets")["dummies"])) + ")"
+# What has a value that may be one: in JSON, a URL's query, a header, a label.
+_NAMED = re.compile(rf"""([A-Za-z_][\w.-]*)["']?\s*[:=](?!\s*["']?{_DUMMY}["']?(?:[\s,;&}}]|$))""")
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:
-    """`text` with every secret of at least 4 characters replaced by a mask: as it is, in JSON, and in a URL."""
+    """`text` with every secret of at least 4 characters replaced by a mask: as it is, in JSON, and in a URL. A dummy
+    (`EMPTY`) is none."""
     forms = {
         form
         for secret in secrets
-        if len(secret) >= MIN_LENGTH
+        if len(secret) >= MIN_LENGTH and not is_dummy(secret)
         for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, ""))
     }
     for form in sorted(forms, key=len, reverse=True):  # the longest first: one inside another leaves no remainder
@@ -49,6 +52,11 @@ def redact_tree(document: Any, secrets: Sequence[str]) -> Any:
 def names_secret(name: str) -> bool:
     """Whether a flag, variable or key of this name has a secret as its value."""
     return _SECRET_NAME.search(re.sub(r"[-.]", "_", name.lstrip("-")).upper()) is not None
+
+
+def is_dummy(value: str) -> bool:
+    """Whether this is what people write where no key is needed."""
+    return re.fullmatch(_DUMMY, value) is not None
 
 
 def reveals(text: str) -> bool:

@@ -11,7 +11,7 @@ from gpurun.complaints import Complaints, nearest
 from gpurun.config import CONTAINERS, MODEL_SOURCES, Model, Script, Server
 from gpurun.engines import Engine, canonical, engine_names, flag_argv, load_engine
 from gpurun.fields import PINNED
-from gpurun.redact import MIN_LENGTH, SECRET_VALUE, names_secret, reveals
+from gpurun.redact import MIN_LENGTH, SECRET_VALUE, is_dummy, names_secret, reveals
 from gpurun.template import FACTS, SCRIPT_FACTS, Facts, TemplateError, is_template, unknown_facts
 from gpurun.tools import read_script
 from gpurun.tree import KeyPath, Node, digest, merge, node_of
@@ -100,7 +100,8 @@ def check_secrets(root: Node, complaints: Complaints) -> None:
         key = next(part for part in reversed(text.path) if isinstance(part, str)).rpartition(".")[2]
         name = str(before.value) if before and str(before.value).startswith("-") else key
         called, _, value = (text.value if text.value.startswith("-") else f"{name}={text.value}").partition("=")
-        told = _GIVEN & set(text.path) and len(value) >= MIN_LENGTH and not is_template(value) and names_secret(called)
+        harmless = len(value) < MIN_LENGTH or is_dummy(value) or is_template(value)
+        told = _GIVEN & set(text.path) and not harmless and names_secret(called)
         if told or SECRET_VALUE.search(text.value) or (text.path[-1] == "url" and reveals(text.value)):
             hint = "name a variable under `server.secrets` instead; its value comes from your environment"
             complaints.add("this looks like a secret, and would be in every result", text, hint=hint)

@@ -406,7 +406,8 @@ def test_cards_by_many_names() -> None:
     assert spark is not None and (spark.count, spark.cuda_gib) == (1, 121.69)
 
 
-def test_every_card_has_one_meaning() -> None:
+def test_every_card_has_one_meaning_and_a_source() -> None:
+    assert [card["name"] for card in knowledge("cards") if not card["source"]] == []
     names = [name for card in knowledge("cards") for name in (card["name"], *card["aliases"])]
     for name in names:
         assert read_gpus(name).memory_mib > 10_000

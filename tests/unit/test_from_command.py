@@ -220,6 +220,14 @@ def test_secrets_are_known_by_their_name_wherever_they_stand(text: str) -> None:
     assert "S3CR3T" not in written + str(found.left_out) + str(found.open) + str(found.comments)
 
 
+def test_a_dummy_is_written_and_a_key_that_the_server_would_want_is_left_out() -> None:
+    text = "docker run -e OPENAI_API_KEY=EMPTY -e VLLM_API_KEY=EMPTY -e HF_TOKEN=$HF_TOKEN vllm/vllm-openai:v0.32.0"
+    _, found = campaign_from(f"{text} --model org/m --api-key EMPTY --seed 1")
+    assert (found.server["env"], found.server["secrets"]) == ({"OPENAI_API_KEY": "EMPTY"}, ["HF_TOKEN"])
+    assert found.server["flags"] == {"seed": 1}
+    assert [line.partition(":")[0] for line in found.left_out] == ["VLLM_API_KEY", "--api-key"]
+
+
 def test_what_only_sounds_like_a_secret_is_written() -> None:
     text = (
         "llama-server -m /m.gguf --override-kv tokenizer.ggml.add_bos_token=bool:false --cors-credentials"

@@ -57,6 +57,8 @@ TP8 = {"tp_size": 8}
 VTP8 = {"tensor_parallel_size": 8}
 # rule, engine, flags, host, model's config; then what is the same and does not break it
 ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("wants-a-key", "sglang", {"api_key": "EMPTY"}, RTX, {}, {"flags": {}}),
+    ("wants-a-key", "llamacpp", {"api_key_file": "/keys"}, RTX, {}, {"flags": {}}),
     ("flashinfer-fusion-arch", "sglang==0.5.9", {"enable_flashinfer_allreduce_fusion": True}, RTX, {}, {"host": H100}),
     (
         "flashinfer-fusion-arch",
@@ -205,6 +207,16 @@ def test_rules_about_the_environment_and_the_baseline() -> None:
     assert "vllm-symm-mem-arch" in fired("vllm", VTP8, RTX, {}, env=symmetric)
     assert "vllm-symm-mem-arch" not in fired("vllm", VTP8, H100, {}, env=symmetric)
     assert "gpu-count" in fired("vllm", {"tensor_parallel_size": 4}, RTX, {}, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert "wants-a-key" in fired("vllm", {}, RTX, {}, env={"VLLM_API_KEY": "EMPTY"})
+    assert "wants-a-key" not in fired("sglang", {}, RTX, {}, env={"VLLM_API_KEY": "EMPTY", "OPENAI_API_KEY": "EMPTY"})
+
+
+@pytest.mark.parametrize("said", ["env: {VLLM_API_KEY: EMPTY}", "secrets: [VLLM_API_KEY]"])
+def test_a_server_that_wants_a_key_is_refused_however_it_is_told(said: str) -> None:
+    text = (ROOT / "campaigns/h100-8x.yml").read_text().replace("\nserver:\n", f"\nserver:\n  {said}\n", 1)
+    campaign, cases = check(load_text(text, "h100-8x.yml"))
+    plan = build(campaign, cases, read_facts(str(ROOT / "campaigns/hosts/8x-h100.json")), "20261130-0900-a1f3")
+    assert any(finding.rule == "wants-a-key" and finding.severity == "refuse" for finding in plan.findings)
 
 
 def test_values_of_another_kind_break_no_rule() -> None:
@@ -231,7 +243,7 @@ def test_every_rule_has_an_example_here_and_says_what_to_do() -> None:
 def test_without_gpus_only_what_flags_and_model_say_by_themselves_is_ruled_out() -> None:
     nothing = {"host": {}, "gpus": []}
     by_themselves = {"flashinfer-alltoall-runner", "heads-divide", "kv-heads-divide", "kv-heads-replicated"}
-    by_themselves |= {"experts-divide", "ep-needs-experts", "ep-divides-tp", "dp-divides-tp", "block-fp8-divide"}
+    by_themselves |= {"wants-a-key", "experts-divide", "ep-needs-experts", "ep-divides-tp", "dp-divides-tp", "block-fp8-divide"}
     for _, engine, flags, _, model, _ in ROWS:
         assert fired(engine, flags, nothing, model) <= by_themselves
 

@@ -273,6 +273,7 @@ def test_secrets_are_written_nowhere(tmp_path: Path) -> None:
 
 def test_short_values_do_not_wreck_the_text() -> None:
     assert redact("port 1, key abcd-efgh", ["1", "", "abcd", "abcd-efgh"]) == f"port 1, key {MASK}"
+    assert redact("the cache is EMPTY", ["EMPTY"]) == "the cache is EMPTY"  # what people write where no key is needed
 
 
 def test_a_number_that_is_none_is_left_out(tmp_path: Path) -> None:
