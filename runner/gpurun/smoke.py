@@ -13,6 +13,8 @@ from gpurun.tree import digest
 
 LIMIT_S = 30.0  # for the all-reduce itself
 _IMPORT_S = 30.0  # for torch, which may lie on a slow disk
+_PYTHON = "python3"  # what images call the one that has their engine
+_OF_CONTAINER = ("runtime", "image", "mounts", "ipc", "shm_size", "args")
 _REFUSES: Mapping[str, FailureClass] = {"hang": "comm_hang", "wrong": "comm_error", "failed": "comm_error"}
 _ADVICE = (
     "look at the IOMMU and ACS (`gpurun doctor`), try `env: {NCCL_P2P_DISABLE: 1}` in the campaign, and read what the "
@@ -23,32 +25,36 @@ _ADVICE = (
 def questions(store: RunStore, host: str) -> list[dict[str, Any]]:
     """One for each way in which samples of this host use several GPUs: engine, environment of NCCL, GPUs, how many.
 
-    Nothing for engines in containers or of the host itself, whose Python is not known.
+    One in an image is asked in a container of it. Nothing for a host's own program, whose Python is not known.
     """
     facts = store.manifest.hosts.get(host) or {}
     asked: dict[str, dict[str, Any]] = {}
     for planned in steps.pending(store, host):
         server = planned["server"]
-        engine, env = server["engine"], server["env"]
+        engine, env, inside = server["engine"], server["env"], server["container"]
         gpus = visible_gpus(facts, env)
         ranks = min(server["gpus"], len(gpus))
-        if ranks < 2 or engine.get("binary") or server["container"] or not engine["version"]:
+        if ranks < 2 or engine.get("binary") or engine["name"] == "command" or not (inside or engine["version"]):
             continue
-        place = f"{facts['host']['home']}/engines/{engine['name']}-{engine['version']}"
+        home = facts["host"]["home"]
+        place = f"{home}/engines/{engine['name']}-{engine['version']}"
         own = {name: value for name, value in env.items() if name.startswith(("NCCL_", "CUDA_"))}
         host_now = [facts["host"].get("boot_id"), facts.get("driver"), [gpu.get("uuid") for gpu in gpus]]
-        key = digest([place, own, ranks])[:8]
-        marks = {"GPURUN_HOME": facts["host"]["home"], "GPURUN_JOB": f"{store.manifest.run}/prepare"}
-        question = {"python": f"{place}/bin/python", "env": {**own, **marks}, "ranks": ranks, "backend": "nccl"}
-        question["limit_s"] = LIMIT_S
-        question |= {"import_s": _IMPORT_S, "same": host_now, "remember": f"{place}/.allreduce-{key}"}
+        box = {name: inside[name] for name in _OF_CONTAINER if inside.get(name)} if inside else None
+        key = digest([box or place, own, ranks])[:8]
+        marks = {"GPURUN_HOME": home, "GPURUN_JOB": f"{store.manifest.run}/prepare"}
+        question = {"python": _PYTHON if box else f"{place}/bin/python", "env": {**own, **marks}, "ranks": ranks}
+        question |= {"backend": "nccl", "import_s": _IMPORT_S, "limit_s": LIMIT_S, "same": host_now, "container": box}
+        question["remember"] = f"{home}/options/allreduce-{key}" if box else f"{place}/.allreduce-{key}"
         asked.setdefault(key, {"question": question, "samples": []})["samples"].append(planned)
     return list(asked.values())
 
 
 def program(source: str, question: Mapping[str, Any]) -> str:
     """What the host's Python is given: `source` (allreduce.py), and the question to answer as JSON."""
-    return f"{source}\nprint(json.dumps(answer({dict(question)!r})))\n"
+    inside = question.get("container")
+    asked = {**question, "container": {**inside, "source": source} if inside else None}
+    return f"{source}\nprint(json.dumps(answer({asked!r})))\n"
 
 
 def refuse(

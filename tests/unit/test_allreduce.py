@@ -105,6 +105,17 @@ def test_each_way_to_use_several_gpus_is_tried_once_and_a_hang_refuses_its_sampl
     assert {one["variant"] for one in steps.pending(store, "h100")} == {"half"}
 
 
+def test_an_engine_in_an_image_is_asked_in_a_container_of_it(tmp_path: Path) -> None:
+    text = (ROOT / "campaigns/h100-8x.yml").read_text().replace("rounds: 5", "rounds: 1")
+    box = "  runtime: docker\n  image: vllm/vllm-openai:v0.33.0\n  container: {allow_tags: true, shm_size: 8g}\n"
+    store = plan_of(text.replace("\nserver:\n", f"\nserver:\n{box}", 1), tmp_path)
+    asked = smoke.questions(store, "h100")
+    assert [one["question"]["ranks"] for one in asked] == [8, 4]
+    inside = {"runtime": "docker", "image": "vllm/vllm-openai:v0.33.0", "shm_size": "8g"}
+    assert (asked[0]["question"]["python"], asked[0]["question"]["container"]) == ("python3", inside)
+    assert asked[0]["question"]["remember"].startswith("/root/.gpurun/options/allreduce-")
+
+
 def test_one_gpu_needs_no_all_reduce_and_what_could_not_be_tried_is_said(tmp_path: Path) -> None:
     text = (ROOT / "campaigns/h100-8x.yml").read_text().replace("rounds: 5", "rounds: 1")
     alone = text.replace("tensor-parallel-size: 8", "tensor-parallel-size: 1")

@@ -243,7 +243,14 @@ def test_every_rule_has_an_example_here_and_says_what_to_do() -> None:
 def test_without_gpus_only_what_flags_and_model_say_by_themselves_is_ruled_out() -> None:
     nothing = {"host": {}, "gpus": []}
     by_themselves = {"flashinfer-alltoall-runner", "heads-divide", "kv-heads-divide", "kv-heads-replicated"}
-    by_themselves |= {"wants-a-key", "experts-divide", "ep-needs-experts", "ep-divides-tp", "dp-divides-tp", "block-fp8-divide"}
+    by_themselves |= {
+        "wants-a-key",
+        "experts-divide",
+        "ep-needs-experts",
+        "ep-divides-tp",
+        "dp-divides-tp",
+        "block-fp8-divide",
+    }
     for _, engine, flags, _, model, _ in ROWS:
         assert fired(engine, flags, nothing, model) <= by_themselves
 

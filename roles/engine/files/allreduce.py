@@ -1,7 +1,7 @@
 """A short all-reduce over several GPUs, before any weight is loaded: does it end, and is the sum right?
 
-Runs on the host's own Python; each rank is a process of the engine's Python, with its torch. What passed is remembered
-beside the engine, for as long as host, driver and GPUs stay the same.
+Runs on the host's own Python; each rank is a process of the engine's Python, with its torch. Of an engine in an image
+both run in a container of it. What passed is remembered for as long as host, driver, GPUs and image stay the same.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -55,19 +56,68 @@ def answer(question: dict) -> dict:
 
     A question has `python` (the engine's), `env` (of the server), `ranks`, `backend` (nccl, or gloo without GPUs),
     `import_s` (until every rank has torch), `limit_s` (from then on), `same` (whatever must stay the same for an answer
-    to be remembered) and `remember` (a path).
+    to be remembered), `remember` (a path) and `container` (null, or runtime, image, mounts, ipc, shm_size, args, and
+    `source`: this file).
     """
-    known = _remembered(question)
-    if known is not None:
-        return {**known, "cached": True}
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpurun-allreduce-") as folder, contextlib.ExitStack() as files:
-        found = _try(question, Path(folder), files)
+    box, began = question.get("container"), time.monotonic()
+    try:
+        if box:
+            image = _said([box["runtime"], "image", "inspect", "--format", "{{.Id}}", box["image"]], 30)
+            question = {**question, "same": [*question["same"], image]}
+        known = _remembered(question)
+        if known is not None:
+            return {**known, "cached": True}
+        found = _in_container(question, box) if box else tried(question)
+    except (OSError, RuntimeError, ValueError) as error:
+        found = {"status": "unavailable", "message": str(error)}
     found["seconds"] = round(time.monotonic() - began, 2)
     if found["status"] == "ok":
         with contextlib.suppress(OSError):  # it is tried again next time
+            Path(question["remember"]).parent.mkdir(exist_ok=True)
             Path(question["remember"]).write_text(json.dumps({"same": question["same"], "answer": found}))
     return {**found, "cached": False}
+
+
+def tried(question: dict) -> dict:
+    """The answer without what is remembered, where the ranks are."""
+    with tempfile.TemporaryDirectory(prefix="gpurun-allreduce-") as folder, contextlib.ExitStack() as files:
+        return _try(question, Path(folder), files)
+
+
+def _in_container(question: dict, box: dict) -> dict:
+    """The same in a container of the image, with the mounts and options of the server's."""
+    name, (run, _, job) = f"gpurun-allreduce-{os.getpid()}", question["env"].get("GPURUN_JOB", "").partition("/")
+    labels = {"gpurun.home": question["env"].get("GPURUN_HOME", ""), "gpurun.run": run, "gpurun.job": job}  # for `stop`
+    argv = [box["runtime"], "run", "--rm", "--interactive", "--init", "--pull", "never", "--network", "host"]
+    argv += ["--name", name, "--log-driver", "none"]
+    argv += [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
+    argv += ["--ipc", box.get("ipc") or ("private" if box.get("shm_size") else "host")]
+    argv += ["--shm-size", box["shm_size"]] if box.get("shm_size") else []
+    if question["backend"] == "nccl":
+        argv += ["--device", "nvidia.com/gpu=all"] if "podman" in box["runtime"] else ["--gpus", "all"]
+    argv += [word for mount in box.get("mounts") or [] for word in ("--volume", mount)] + (box.get("args") or [])
+    argv += ["--workdir", "/", "--entrypoint", question["python"], box["image"], "-"]
+    asked = {**question, "container": None}
+    program = f"{box['source']}\nprint(json.dumps(tried({asked!r})))\n"
+    try:
+        said = _said(argv, question["import_s"] + question["limit_s"] + 60, program)
+        return json.loads((said.splitlines() or [""])[-1])
+    except RuntimeError:  # a container outlives its client
+        subprocess.run([box["runtime"], "rm", "--force", name], stdin=subprocess.DEVNULL, capture_output=True)
+        raise
+
+
+def _said(argv: list, limit_s: float, program: str = "") -> str:
+    """What a container engine's client prints. RuntimeError where it does not do it."""
+    try:
+        done = subprocess.run(argv, input=program, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"`{argv[0]} {argv[1]}` gave no answer within {limit_s:g} s") from None
+    if done.returncode != 0:
+        usage = re.compile(r"\s*$|Usage|.*--help")
+        lines = [line for line in done.stderr.splitlines() if not usage.match(line)] or ["it said nothing"]
+        raise RuntimeError(f"`{argv[0]} {argv[1]}`: {lines[-1][:300]}")
+    return done.stdout.strip()
 
 
 def _remembered(question: dict) -> dict | None:
