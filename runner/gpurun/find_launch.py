@@ -14,6 +14,8 @@ from gpurun.errors import ConfigError
 from gpurun.shell import ASSIGNMENT, commands
 
 LAUNCHES: dict[str, Any] = table("from_command")
+# Lines of a unit of systemd, as the shell would say them.
+_UNIT = {re.compile(r"(?m)^\s*ExecStart=[-@:+!|]*"): "", re.compile(r"(?m)^\s*Environment=(?=\S)"): "export "}
 
 
 @dataclass
@@ -25,10 +27,13 @@ class Found:
     before: list[str]
     rest: list[str]
     exported: dict[str, str]
+    lost: tuple[str, ...] = ()  # flags that the shell takes for another command
 
 
 def find_launch(text: str) -> Found:
     """Where a shell text, or a container in YAML, launches a server. ConfigError where it does not."""
+    for pattern, command in _UNIT.items():
+        text = pattern.sub(command, text)
     try:
         lines = (_find(commands(line)) for line in as_shell(text))
         found = next(filter(None, lines), None) or _find(commands(text))
@@ -44,28 +49,35 @@ def _find(simple: Sequence[Sequence[str]]) -> Found | None:
     """The first launch, also inside a word, as in `bash -c '...'` or `ssh HOST '...'`, or in an image's entrypoint."""
     exported: dict[str, str] = {}
     versions: dict[str, str] = {}
-    for words in simple:
+    for number, words in enumerate(simple):
         if words[0] == "env" and all(ASSIGNMENT.fullmatch(word) for word in words[1:]):
             exported |= dict(ASSIGNMENT.fullmatch(word).groups() for word in words[1:])  # type: ignore[union-attr, misc]
         versions |= dict(pin for word in words for pin in re.findall(r"\b(vllm|sglang)(?:\[\w+\])?==([\w.]+)", word))
+        begin = image_at(words) or 0
+        outer = {} if begin else exported  # a container gets only what it is given
         for at, word in enumerate(words):
             for one in LAUNCHES["launchers"]:
                 if _starts(words[at:], one["words"]):
                     version = versions.get(one["engine"]) or _version_of_image(words[:at])
                     rest = list(words[at + len(one["words"]) :])
-                    return Found(one["engine"], version, list(words[: at + 1]), rest, exported)
+                    return Found(one["engine"], version, list(words[: at + 1]), rest, outer, _lost(simple, number))
             inside = _inside(word) if " " in word else None
             if inside is not None:
                 inside.version = inside.version or versions.get(inside.engine) or _version_of_image(words[:at])
                 inside.before = [*words[:at], "env", *inside.before]
-                inside.exported = exported | inside.exported
+                inside.exported = outer | inside.exported
                 return inside
-        at = image_at(words) or 0
-        for one in LAUNCHES["images"] if at else ():
-            if words[at].removeprefix("docker.io/").startswith(one["starts"]):
-                before, rest = list(words[: at + 1]), list(words[at + 1 :])
-                return Found(one["engine"], _version_of_image(words), before, rest, exported)
+        for one in LAUNCHES["images"] if begin else ():
+            if f"/{one['name']}" in f"/{words[begin]}":  # of whatever registry
+                before, rest = list(words[: begin + 1]), list(words[begin + 1 :])
+                return Found(one["engine"], _version_of_image(words), before, rest, {}, _lost(simple, number))
     return None
+
+
+def _lost(simple: Sequence[Sequence[str]], number: int) -> tuple[str, ...]:
+    """The command behind that one, if it is none: a comment or a blank behind a backslash cut its flags off."""
+    behind = simple[number + 1] if number + 1 < len(simple) else [""]
+    return tuple(behind) if behind[0].startswith("--") else ()
 
 
 def _inside(word: str) -> Found | None:

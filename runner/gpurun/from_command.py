@@ -79,7 +79,7 @@ class Launch:
         self.open_value(("image",), words[image])
         if not PINNED.search(words[image]):
             container["allow_tags"] = True
-            self.comments[("image",)] = "a digest says which one: `docker image inspect` has it"
+            self.comments.setdefault(("image",), "a digest says which one: `docker image inspect` has it")
         at = words.index("run") + 1
         while at < image:
             option, equals, value = words[at].partition("=")
@@ -101,7 +101,7 @@ class Launch:
                 container["ipc"] = value
             elif option in ("--gpus", "--device") and "device=" in value:
                 devices = re.search(r"device=([\d,]+)", value)
-                self.exported["CUDA_VISIBLE_DEVICES"] = devices.group(1) if devices else FILL_IN
+                self.server["env"] = {"CUDA_VISIBLE_DEVICES": devices.group(1) if devices else FILL_IN}
             elif option not in ("-e", "--env") and reveals(f"{option}={value}"):
                 self.leave(option, "its value is a secret and is not written")
             elif option not in ("-e", "--env", *known["dropped"]):
@@ -119,7 +119,10 @@ class Launch:
             before = self.prefix[at - 1] if at else ""
             inner = re.sub(r"^(-e|--env=)(?=\w+=)", "", word)
             given = ASSIGNMENT.fullmatch(inner)
-            if given and (not before.startswith("-") or before in ("-e", "--env", "-x") or inner != word):
+            outside = image is not None and at < self.prefix.index("run")
+            if outside and given:
+                self.leave(given[1], "the container is not given it")
+            elif given and (not before.startswith("-") or before in ("-e", "--env", "-x") or inner != word):
                 found[given[1]] = given[2]
             elif before in ("-e", "--env", "-x") and re.fullmatch(r"[A-Za-z_]\w*", word):
                 found[word] = f"${word}"
@@ -155,7 +158,8 @@ class Launch:
     def flags(self) -> None:
         """The words after the launcher: the model, flags of the engine, and those that are gpurun's own."""
         engine = self.engine
-        version = nearest_version(engine.name, self.version or engine.default_version)
+        version = self.version or LAUNCHES["reads"].get(engine.name, engine.default_version)
+        version = nearest_version(engine.name, version)
         catalogue = (
             shipped(engine.name, version) if version else Catalogue(engine=engine.name, version=None, options=[])
         )
@@ -185,7 +189,7 @@ class Launch:
                     self.several(part, key, found, value)
                 else:
                     found[key] = value
-        for at in reading.strays:
+        for at in filter(lambda at: self.rest[at].strip(), reading.strays):
             if re.fullmatch(r"\$\{\w+\[@\]\}|\$@", self.rest[at]):
                 self.leave(self.rest[at], "flags that are not in the command")
             elif "model" not in moved.values() or {"hf", "path"} & set(self.model) or engine.model == "file":
@@ -270,6 +274,8 @@ def campaign_from(text: str) -> tuple[str, Launch]:
     found = find_launch(text)
     launch = Launch(load_engine(found.engine), found.version, found.before, found.rest, found.exported)
     launch.fill()
+    if found.lost:
+        launch.leave(" ".join(found.lost), "the line before ends the command: by a comment, or a blank behind its `\\`")
     return _written(launch), launch
 
 

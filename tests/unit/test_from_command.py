@@ -288,6 +288,56 @@ def test_the_shell_is_read_as_a_shell_reads_it() -> None:
     ]
 
 
+def test_variables_and_arrays_that_the_text_sets_are_words_as_in_a_shell() -> None:
+    assert commands("A='x  y'; p $A \"$A\" '$A' q$A \"b$A\"c E=$A") == [
+        ["p", "x", "y", "x  y", "$A", "qx", "y", "bx  yc", "E=x  y"]
+    ]
+    text = """A=(--a "1 2"
+        --b)
+    [ -n "$Q" ] && A+=(--c)
+    local B=(--d)
+    if true; then B+=(--e); fi
+    exec p "${A[@]}" ${B[*]} "${C[@]}" """
+    assert commands(text)[-1] == ["exec", "p", "--a", "1 2", "--b", "${A[@]}", "--d", "${B[@]}", "${C[@]}"]
+
+
+def test_flags_in_a_variable_or_an_array_are_taken_over() -> None:
+    text = """COMMON="--tp 2 --port 30000"
+    EXTRA=(--mem-fraction-static 0.8
+      --cuda-graph-bs 1 2)
+    python3 -m sglang.launch_server --model-path ${MODEL:-"org/m"} $COMMON "${EXTRA[@]}" "$@" """
+    server, found, _ = read(text)
+    assert server["flags"] == {"tp-size": 2, "mem-fraction-static": 0.8, "cuda-graph-bs": [1, 2]}
+    assert server["model"]["hf"] == "org/m" and found.open == []
+    server, _, _ = read('CMD=(llama-server -m "/m.gguf"\n -ot exps=CPU)\n"${CMD[@]}"')
+    assert server["flags"] == {"override-tensor": "exps=CPU"}
+
+
+def test_flags_behind_a_comment_are_named_as_lost() -> None:
+    for cut in ("# --seed 1 \\", " \\   # two"):
+        _, found, _ = read(f"vllm serve org/m \\\n --max-num-seqs 8 {cut}\n --max-model-len 10")
+        assert found.server["flags"] == {"max-num-seqs": 8}
+        assert [line.partition(":")[0] for line in found.left_out] == ["--max-model-len 10"]
+
+
+def test_a_unit_of_systemd_is_read_as_what_it_starts() -> None:
+    unit = '[Service]\nEnvironment="A=1 2" B=3\nEnvironmentFile=/e\nExecStart=-{}\nRestart=always\n'
+    server, found, _ = read(unit.format("/opt/vllm/bin/vllm serve org/m \\\n  --seed 1"))
+    assert (server["binary"], server["env"]) == ("/opt/vllm/bin/vllm", {"A": "1 2", "B": "3"})
+    server, found, _ = read(unit.format("/usr/bin/docker run -e C=4 reg.example.org/vllm/vllm-openai:v0.33.0 org/m"))
+    assert (server["image"], server["env"]) == ("reg.example.org/vllm/vllm-openai:v0.33.0", {"C": "4"})
+    assert found.left_out == []
+
+
+def test_a_container_has_only_the_environment_that_it_is_given() -> None:
+    text = "export A=1; B=2 docker run --gpus device=3 -e C=4 {} vllm/vllm-openai:v0.33.0 {}"
+    server, found, _ = read(text.format("", "org/m"))
+    assert server["env"] == {"CUDA_VISIBLE_DEVICES": "3", "C": "4"}
+    assert found.left_out == ["B: the container is not given it"]
+    server, _, _ = read(text.format("--entrypoint bash", "-c 'export D=5; vllm serve org/m'"))
+    assert server["env"] == {"CUDA_VISIBLE_DEVICES": "3", "C": "4", "D": "5"}
+
+
 def test_init_writes_it_and_keeps_what_is_there(tmp_path: Path) -> None:
     asked = [str(tmp_path / "x"), "--from-command", "vllm serve org/m --seed 3"]
     done = CliRunner().invoke(init.command, asked, catch_exceptions=False, standalone_mode=False)
