@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ def warm_cache(folder: Path) -> Path:
 
 
 class Desk:
-    """A folder on this machine from which gpurun works on hosts."""
+    """A folder on this machine from which gpurun works on hosts: this one, or whatever `gpurun` starts."""
 
-    def __init__(self, folder: Path, inventory: dict[str, Any]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, inventory: dict[str, Any], gpurun: Sequence[str] = (sys.executable, "-m", "gpurun")
+    ) -> None:
+        self.folder, self._gpurun = folder, gpurun
         folder.mkdir(parents=True, exist_ok=True)
         self.use(inventory)
-        self._started: list[Program] = []
+        self.started: list[Program] = []
 
     def use(self, inventory: dict[str, Any]) -> None:
         """Replace the inventory. Without control sockets of its own: each call of gpurun logs in anew."""
@@ -74,9 +77,9 @@ class Desk:
         """Start gpurun with the inventory in this folder."""
         env = {**os.environ, "NO_COLOR": "1"}
         env.pop("CI", None)
-        argv = [sys.executable, "-m", "gpurun", verb, *words, "-i", "inventory.yml"]
-        self._started.append(Program(argv, self.folder, env))
-        return self._started[-1]
+        argv = [*self._gpurun, verb, *words, "-i", "inventory.yml"]
+        self.started.append(Program(argv, self.folder, env))
+        return self.started[-1]
 
     def bench(self, *words: str) -> Program:
         return self.start("bench", "-c", "campaign.yml", *words)
@@ -94,7 +97,7 @@ class Desk:
 
     def end(self) -> None:
         """No program of this desk outlives the test; what one of them left on hosts is ended."""
-        cut_short = [program for program in self._started if program.process.poll() is None]
+        cut_short = [program for program in self.started if program.process.poll() is None]
         for program in cut_short:
             program.end()
         if cut_short:

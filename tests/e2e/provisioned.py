@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.awx.job import ExecutionEnvironment
 from tests.e2e.fleet import Desk, inventory_of
 from tests.e2e.program import Program
 from tests.hosts import HostFleet, TestHost
@@ -20,14 +21,27 @@ _PROGRAMS = ("gpg-agent", "dpkg-deb", "rpmbuild", "createrepo_c")
 
 
 class Machine:
-    """A host, its repositories, and a desk to provision it from. `before` are the packages that it began with."""
+    """A host, its repositories, and a desk to provision it from, with this gpurun or that of an execution environment.
+    `before` are the packages that it began with."""
 
     def __init__(
-        self, fleet: HostFleet, repository: Repository, folder: Path, row: str = "debian12", user: str = "root"
+        self,
+        fleet: HostFleet,
+        repository: Repository,
+        folder: Path,
+        row: str = "debian12",
+        user: str = "root",
+        ee: ExecutionEnvironment | None = None,
     ) -> None:
         self.fleet, self.host, self.repository, self.row = fleet, fleet[0], repository, row
         self._user = user
-        self.desk = Desk(folder, self.inventory())
+        self._login = folder / "login"  # which an execution environment sees, as it does not the fleet's own folder
+        self._login.mkdir(parents=True)
+        for path in (fleet.key, fleet.known_hosts):
+            shutil.copy2(path, self._login)
+        there = ["env", "-C", str(folder), f"HOME={folder}"]
+        gpurun = {"gpurun": ee.command(*there, f"{ee.path}/bin/gpurun")} if ee else {}
+        self.desk = Desk(folder, self.inventory(), **gpurun)
         self.before = packages(self.host)
 
     def inventory(self, **variables: Any) -> dict[str, Any]:
@@ -38,7 +52,8 @@ class Machine:
             "provision_repository_url": self.repository.url,
             "provision_keyring_sha256": self.repository.keyring_sha256(self.row),
         }
-        return inventory_of(self.fleet, user=self._user, **wishes, **variables)
+        known = json.dumps(inventory_of(self.fleet, user=self._user, **wishes, **variables))
+        return json.loads(known.replace(str(self.fleet.folder), str(self._login)))  # type: ignore[no-any-return]
 
     def start(self, *words: str) -> Program:
         return self.desk.start("provision", "--json", *words)
@@ -53,6 +68,11 @@ class Machine:
         found = hosts[self.host.name]
         assert isinstance(found, dict)
         return found
+
+    @property
+    def said(self) -> str:
+        """What the last call said beside its document."""
+        return self.desk.started[-1].stderr
 
     def versions(self) -> dict[str, str]:
         """The driver's packages, and their versions without the packaging's."""
@@ -71,9 +91,11 @@ def provisionable(
     row: str = "debian12",
     gpus: Sequence[str] = ("0302:2bb5",),
     user: str = "root",
+    ee: ExecutionEnvironment | None = None,
     **fleet: Any,
 ) -> Iterator[Machine]:
-    """A bare machine with these GPUs, into which `user` logs in. Skips where this machine lacks programs for it."""
+    """A bare machine with these GPUs, into which `user` logs in, from `ee` where there is one. Skips where this machine
+    lacks programs for it."""
     lacking = [program for program in _PROGRAMS if not shutil.which(program)]
     if lacking:
         reason = f"missing: {' '.join(lacking)} (tests/hosts/install.sh installs them)"
@@ -84,7 +106,7 @@ def provisionable(
         publish(repository)
         repository.publish_system()
         make_machine(hosts[0], repository, gpus=gpus)
-        machine = Machine(hosts, repository, folder / "desk", row, user=user)
+        machine = Machine(hosts, repository, folder / "desk", row, user, ee)
         ends.callback(machine.desk.end)
         yield machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from tests.nvidia_machine import loaded, packages, set_devices
 from tests.nvidia_repository import OFFICIAL, Repository
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
-# Debian 13's host is provisioned by a user who is not root.
+# Debian 13's host is provisioned by a user whom sudo asks for a password, with the newest ansible-core.
 ROWS = {"debian12": "bookworm", "debian13": "trixie"}
+SUDO_PASSWORD = "planted-5ecret-of-sudo"
 BOTH = pytest.mark.parametrize("machine", ROWS, indirect=True)
+ON_13 = pytest.mark.parametrize("machine", ["debian13"], indirect=True)
 ON_12 = pytest.mark.parametrize("machine", ["debian12"], indirect=True)  # test_provision_cuda.py has the like on 13
 
 
@@ -26,12 +29,25 @@ def machine(
     bootable: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     row, folder = request.param, tmp_path_factory.mktemp("provision")
+    common = {"row": row, "suite": ROWS[row], "disk_mib": 8192}
 
     def publish(repository: Repository) -> None:
         repository.publish(row, ["580.95.05", "595.91.07"])
 
-    user = "bench" if row == "debian13" else "root"
-    with provisionable(folder, publish, row=row, suite=ROWS[row], user=user, disk_mib=8192) as one:
+    if row == "debian12":
+        with provisionable(folder, publish, **common) as one:
+            yield one
+        return
+    ee = request.getfixturevalue("newer_ee")
+    assert list(ee.path.glob("lib/*/site-packages/ansible_core-2.21.*"))
+    password = {"ansible_become_password": "{{ lookup('ansible.builtin.env', 'SUDO_PASSWORD') }}"}
+    more = {"user": "bench", "ee": ee, "variables": password}
+    with pytest.MonkeyPatch.context() as patch, provisionable(folder, publish, **common, **more) as one:
+        one.host.exec(["chpasswd"], stdin=f"bench:{SUDO_PASSWORD}\n")
+        (one.host.root / "etc/sudoers.d/bench").write_text("bench ALL=(ALL) ALL\n")
+        patch.setenv("SUDO_PASSWORD", SUDO_PASSWORD)
+        patch.setenv("GPURUN_PASS_ENV", "SUDO_PASSWORD")
+        patch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
         yield one
 
 
@@ -50,17 +66,36 @@ def test_a_plan_says_what_and_why_and_changes_nothing(machine: Machine) -> None:
     assert packages(machine.host) == machine.before
 
 
+@ON_13
+@pytest.mark.parametrize(
+    ("password", "said"), [("", "none was handed over"), ("wrong", "does not take the password that it was given")]
+)
+def test_a_password_of_sudo_that_is_missing_or_wrong_is_told(
+    machine: Machine, password: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_PASSWORD", password)
+    machine.run(code=3)
+    assert said in machine.said and "ansible_become_password" in machine.said
+    assert packages(machine.host) == machine.before
+
+
 @BOTH
 def test_a_bare_host_gets_a_driver_as_the_check_said_it_would(machine: Machine) -> None:
-    checked = machine.run("--check")
+    checked = machine.run("--check", "--diff")
+    told = machine.said
     assert packages(machine.host) == machine.before
     boot = machine.host.inside(["cat", "/proc/sys/kernel/random/boot_id"])
-    done = machine.run()
+    done = machine.run("--diff")
+    assert SUDO_PASSWORD not in told + machine.said
     assert done["changed"] == checked["changed"]
     assert done["status"] == "ok" and done["driver"] == "580.95.05" == loaded(machine.host)
     assert machine.host.inside(["cat", "/proc/sys/kernel/random/boot_id"]) != boot  # nouveau was loaded
     assert set(machine.versions().values()) == {"580.95.05"}
     assert "nvidia-fabricmanager" not in machine.versions()  # no NVSwitch here
+    files = re.findall(r"^\+\+\+ (/\S+)\n@@ .* @@\n((?:\+.*\n)+)", told, re.MULTILINE)
+    assert len(files) == 4, told
+    for path, lines in files:  # as the check had shown them, before any of them was there
+        assert machine.host.inside(["cat", path]) == re.sub(r"(?m)^\+", "", lines)
 
 
 @ON_12
@@ -83,7 +118,7 @@ def test_the_driver_moves_on_request_only(machine: Machine) -> None:
     assert done["changed"] == checked["changed"] and "Reboot now" in done["changed"]
     assert done["driver"] == "580.178.04" == loaded(machine.host)
     assert set(machine.versions().values()) == {"580.178.04"}
-    assert "+Pin: version 580.178.04-1" in machine.desk._started[-1].stderr
+    assert "+Pin: version 580.178.04-1" in machine.said
 
 
 @BOTH
