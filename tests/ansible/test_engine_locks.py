@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -55,6 +56,20 @@ def test_a_package_that_is_not_the_locked_one_is_refused(tmp_path: Path) -> None
     wrong = tiny(tmp_path, engine_packages=[f"tiny==1.0 --hash=sha256:{'0' * 64}"])
     failed = play(tmp_path, "engine", wrong, env)
     assert "its hash differs" in failed["msg"]
+
+
+def test_what_brings_nvcc_has_the_headers_of_its_version() -> None:
+    """CCCL's headers refuse any other compiler."""
+    for path in (path for path in LOCKS if "nvidia-cuda-nvcc" in path.read_text()):
+        pins = dict(re.findall(r"(?m)^nvidia-cuda-(nvcc|crt|runtime)==(\d+\.\d+)", path.read_text()))
+        assert len(pins) == 3 and len(set(pins.values())) == 1, path
+
+
+def test_kernels_are_fetched_by_commands_that_want_uv_and_their_failure_is_one_line(tmp_path: Path) -> None:
+    env = {**wheel(tmp_path / "wheels", "tiny", "1.0", {"tiny.py": b"x = 1\n"}), "PATH": "/usr/bin:/bin"}
+    fetch = ["sh", "-c", "uv pip list -q --python bin/python && echo no kernels for this GPU; exit 1"]
+    made = play(tmp_path, "engine", tiny(tmp_path, engine_prefetch=fetch), env)
+    assert made["note"] == "nothing was prefetched, so the first start takes longer: no kernels for this GPU"
 
 
 def test_a_package_is_built_once_with_jobs_bounded_by_memory(tmp_path: Path) -> None:

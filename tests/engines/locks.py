@@ -26,6 +26,9 @@ ROLES = Path(__file__).parents[2] / "roles"
 PYTHON = "3.11"  # the oldest that both vLLM and SGLang have
 # What a JIT compiler of an engine needs of CUDA beside what the engine's own packages bring.
 CUDA = "cuda-toolkit[nvcc,cudart,cccl,curand]=={version}.*"
+# Where an engine brings nvcc (humming-kernels asks for any), it and CCCL are those of the toolkit whose headers torch
+# brings: others refuse each other ("CUDA compiler and CUDA toolkit headers are incompatible").
+OF_TORCH = "cuda-toolkit[nvcc,cccl]"
 _LINUX = "sys_platform == 'linux' and platform_machine == '{}' and platform_python_implementation == 'CPython'"
 _SETTINGS = f"[tool.uv]\nenvironments = {[_LINUX.format(machine) for machine in ('x86_64', 'aarch64')]}\n"
 _HERE = "platform_python_implementation == 'CPython' and sys_platform == 'linux'"
@@ -43,6 +46,7 @@ def wanted() -> Iterator[tuple[Path, list[str]]]:
         install = load_engine(name).install
         for version in install.locked if install else ():
             packages = [render(one, {"engine": {"version": version}}) for one in install.packages]
+            packages += [OF_TORCH] if install.prefetch else []
             yield ROLES / f"engine/files/locks/{name}-{version}.txt", packages
     for version in ("13.0", "13.5"):
         yield ROLES / f"cuda/files/cuda-{version}.txt", [CUDA.format(version=version)]

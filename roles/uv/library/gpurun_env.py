@@ -149,6 +149,7 @@ class Environment:
             (packages / "gpurun.pth").write_text("../../..\n", encoding="utf-8")
         self.write_files()
         self.check()
+        env["PATH"] = os.pathsep.join([str(Path(uv).parent), env.get("PATH", os.defpath)])
         note = self.prefetch(env, report)
         document = {"hash": self.hash, "versions": versions, "note": note, "builds": [], "made_at": time.time()}
         self.mark(document)
@@ -159,13 +160,15 @@ class Environment:
         replace(self.path / MARKER, json.dumps(document).encode())
 
     def prefetch(self, env, report):
-        """Fetch what the first start would. Its failure costs that start time, and nothing else: returns why."""
+        """Fetch what the first start would, by commands that want uv on PATH: there is no pip here. Its failure costs
+        that start time, and nothing else: returns why."""
         if not self.params["prefetch"]:
             return ""
         try:
             run(self.params["prefetch"], str(self.path), env, f"{self.path.name}, kernels", report)
         except Trouble as trouble:
-            return f"nothing was prefetched, so the first start takes longer: {trouble.proof or trouble.message}"
+            why = trouble.message if trouble.advice else (trouble.proof or trouble.message).splitlines()[-1]
+            return f"nothing was prefetched, so the first start takes longer: {why}"
         return ""
 
     def build(self, package, report):
