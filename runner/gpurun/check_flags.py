@@ -85,9 +85,10 @@ def choose_catalogues(
     """
     wanted: dict[str, list[str]] = {}
     for text in asked:
-        name, equals, version = text.partition("==")
-        if not equals or not version:
-            raise ConfigError(f"`--engine {text}` names no version", hint=f"write `{name}==VERSION`")
+        name, _, version = text.replace(" ", "").partition("==")
+        if not any(map(str.isdigit, version)):
+            hint = f"write `{name.partition('=')[0]}==VERSION`"
+            raise ConfigError(f"`--engine {text}` names no version", hint=hint)
         wanted.setdefault(name, []).append(version)
     used = {engine.name: engine for _, engine in servers}
     for name in wanted:

@@ -41,7 +41,7 @@ _ESCAPED = re.compile(r'\\(["\\$`]|\n)')  # in double quotes
 
 def commands(text: str) -> list[list[str]]:
     """The simple commands of a text, each as its words. ValueError where a quote is not closed."""
-    text = _PROMPT.sub("", _MARKS.sub("", text).replace("\\\r\n", "\\\n"))
+    text = _PROMPT.sub("", _MARKS.sub("", text).replace("\r\n", "\n"))
     if re.search(r"(?<!\S)'\\''", text):  # cut out of a text in single quotes, as `bash -c '...'` has it
         text = text.replace("'\\''", "'")
         text = text.rstrip()[:-1] if text.count("'") % 2 and text.rstrip().endswith("'") else text

@@ -184,8 +184,11 @@ def test_validate_takes_another_version(tmp_path: Path) -> None:
     assert "SGLang 0.5.9" in problems[0].message
     problems, _ = validated(tmp_path, "sglang", "--engine", "vllm==0.33.0")
     assert "the campaign does not use it" in problems[0].message
-    problems, _ = validated(tmp_path, "sglang", "--engine", "sglang")
-    assert "names no version" in problems[0].message
+    problems, _ = validated(tmp_path, "sglang", "--engine", "sglang == 0.5.9")
+    assert "SGLang 0.5.9" in problems[0].message
+    for text in ("sglang", "sglang==latest", "sglang=0.5.9"):
+        problems, _ = validated(tmp_path, "sglang", "--engine", text)
+        assert "names no version" in problems[0].message and problems[0].hint == "write `sglang==VERSION`"
 
 
 def test_validate_says_when_it_knows_a_neighbour_only(tmp_path: Path) -> None:

@@ -314,7 +314,8 @@ def test_flags_in_a_variable_or_an_array_are_taken_over() -> None:
 
 
 def test_flags_behind_a_comment_are_named_as_lost() -> None:
-    for cut in ("# --seed 1 \\", " \\   # two"):
+    assert read("vllm serve org/m\r\n")[0]["model"]["hf"] == "org/m"
+    for cut in ("# --seed 1 \\", " \\   # two", "\r"):
         _, found, _ = read(f"vllm serve org/m \\\n --max-num-seqs 8 {cut}\n --max-model-len 10")
         assert found.server["flags"] == {"max-num-seqs": 8}
         assert [line.partition(":")[0] for line in found.left_out] == ["--max-model-len 10"]
