@@ -12,9 +12,9 @@ from gpurun.data import table
 
 MASK = "[secret]"
 MIN_LENGTH = 4  # replacing shorter values would spell them out by what is missing elsewhere, and wreck every file
-SECRET_VALUE = re.compile(table("secrets")["values"])
-_SECRET_NAME = re.compile(table("secrets")["names"])
 _DUMMY = "(?i:" + "|".join(map(re.escape, table("secrets")["dummies"])) + ")"
+SECRET_VALUE = re.compile(table("secrets")["values"].replace("DUMMY", _DUMMY))
+_SECRET_NAME = re.compile(table("secrets")["names"])
 # What has a value that may be one: in JSON, a URL's query, a header, a label.
 _NAMED = re.compile(rf"""([A-Za-z_][\w.-]*)["']?\s*[:=](?!\s*["']?{_DUMMY}["']?(?:[\s,;&}}]|$))""")
 

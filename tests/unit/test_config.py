@@ -241,11 +241,14 @@ def test_a_secret_that_is_written_down_is_refused_and_not_repeated(option: str) 
 
 @pytest.mark.parametrize("value", ["EMPTY", "none", "dummy", "not-needed", "sk-no-key-required"])
 def test_a_dummy_is_no_secret_whatever_its_name(value: str) -> None:
-    campaign(
-        f"server.env.OPENAI_API_KEY={value}", f"server.flags={{my-token: {value}, header: [a, --password={value}]}}"
+    said = (
+        f"server.env.OPENAI_API_KEY={value}",
+        f"server.flags={{my-token: {value}, header: [a, --password={value}]}}",
     )
-    with pytest.raises(ConfigError, match="looks like a secret"):
-        campaign(f"server.env.OPENAI_API_KEY={value}-PLANTED")
+    campaign(*said, f"description=it sends Bearer {value}")
+    for option in (f"server.env.OPENAI_API_KEY={value}-PLANTED", f"description=it sends Bearer {value}-PLANTED"):
+        with pytest.raises(ConfigError, match="looks like a secret"):
+            campaign(option)
 
 
 def test_what_only_sounds_like_a_secret_is_none() -> None:
