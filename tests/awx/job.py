@@ -114,10 +114,14 @@ def objects() -> dict[str, Any]:
 
 
 def inventory(hosts: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """An inventory's script data, as AWX makes them: all hosts in gpu_hosts."""
+    """An inventory's script data, as AWX makes them: all hosts in gpu_hosts. Logins are the machine credential's."""
+    variables = {name: value for name, value in variables.items() if name not in _LOGIN}
     known = {name: {**own, "remote_tower_enabled": "true", "remote_tower_id": 1} for name, own in hosts.items()}
     every = {"vars": {**variables, "remote_tower_id": 1}, "children": ["gpu_hosts"], "hosts": []}
     return {"all": every, "gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": known}}
+
+
+_LOGIN = {"ansible_user", "ansible_ssh_private_key_file", "ansible_control_path_dir", "ansible_become_password"}
 
 
 @dataclass
@@ -155,8 +159,9 @@ class Template:
 
     playbook: str
     inventory: dict[str, Any]
-    key: Path | None = None  # the machine credential's, as is the user
+    key: Path | None = None  # the machine credential's, as are user and password
     user: str = "root"
+    become_password: str = ""
     credentials: Sequence[Credential] = ()
     environment: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -190,6 +195,7 @@ class Job:
         self._write("env/extravars", extra_vars({**answers, **meta}, trusted))
         self._write("env/settings", json.dumps({"job_timeout": template.timeout_s, **_SETTINGS}))
         words = ["-u", template.user, *(["-l", template.limit] if template.limit else [])]
+        words += ["--ask-become-pass"] if template.become_password else []
         self._injected: dict[str, str] = {}
         before = set(self._files())
         for credential in template.credentials:
@@ -243,6 +249,7 @@ class Job:
             "suppress_env_files": True,
             "fact_cache_type": "",
             "cancel_callback": lambda: False,  # without one it takes over the signals of this process
+            "passwords": {r"BECOME.*password.*:\s*?$": self.template.become_password},
         }
         return {**known, "ssh_key": self.template.key.read_text()} if self.template.key else known
 

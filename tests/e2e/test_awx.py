@@ -70,9 +70,6 @@ class Site:
         """A launch of a template of awx/objects.yml; `hosts` are those of a slice."""
         known = inventory_of(self.fleet)["gpu_hosts"]
         variables = known["vars"]
-        # The user comes by the machine credential, its key by an agent, and AWX has sockets of its own.
-        for name_of in ("ansible_user", "ansible_ssh_private_key_file", "ansible_control_path_dir"):
-            variables.pop(name_of)
         variables["ansible_ssh_common_args"] = self.common
         chosen = {host.name: known["hosts"][host.name] for host in hosts or self.hosts}
         template = Template.named(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.awx.job import ExecutionEnvironment, Job, Template, inventory
 from tests.e2e.fleet import Desk
 from tests.e2e.program import eventually
 from tests.e2e.provisioned import Machine, provisionable, seen
@@ -182,6 +185,24 @@ def test_nothing_is_begun_where_it_could_not_end(machine: Machine) -> None:
     assert machine.run()["status"] == "ok"  # where nothing is to be done it is not missed
     machine.repository.up()
     assert packages(machine.host) == before
+
+
+@ON_13
+def test_a_job_of_awx_does_what_the_command_line_does(
+    machine: Machine, newer_ee: ExecutionEnvironment, project: Path
+) -> None:
+    """The password of sudo is the machine credential's."""
+    known = machine.inventory()["gpu_hosts"]
+    by_agent = known["vars"]["ansible_ssh_common_args"].replace("-o IdentitiesOnly=yes", "")
+    known["vars"]["ansible_ssh_common_args"] = by_agent
+    login = {"key": machine.fleet.key, "user": "bench", "become_password": SUDO_PASSWORD}
+    template = Template.named("gpurun provision", inventory(known["hosts"], known["vars"]), **login)
+    with tempfile.TemporaryDirectory(prefix="awx_", dir="/tmp") as folder:
+        job = Job(Path(folder), newer_ee, project, template, 1, provision_driver_branch="595").run()
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["gpurun_provision"][machine.host.name]["driver"] == "595.91.07" == loaded(machine.host)
+    assert SUDO_PASSWORD not in json.dumps(job.events)
+    assert machine.run("--driver-branch", "595")["changed"] == []
 
 
 @ON_12
