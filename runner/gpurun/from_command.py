@@ -211,10 +211,9 @@ class Launch:
                 return positive, False
             return key, True
         read = [_scalar(value, option) for value in values]
-        words = flag_argv(rules, key, read[0] if len(read) == 1 else read)
-        return key, (read[0] if len(read) == 1 else read) if words[1:] == [*values] or len(read) == 1 else " ".join(
-            values
-        )
+        if len(read) == 1:
+            return key, read[0]
+        return key, read if rules.list_forms.get(key, rules.lists) == "after" else _verbatim(" ".join(values))
 
     def several(self, part: Part, key: str, found: dict[str, Any], value: Any) -> None:
         """A flag that is given again: one more value, or the one that counts."""

@@ -14,12 +14,12 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 OPEN = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\))|<[A-Za-z][\w./ -]*>|`[^`]*`")
 """What a reader has to fill in."""
 _PROMPT = re.compile(r"(?m)^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:?\S*\s?)?\$ ")  # also (venv) user@host:~$
-# Before a `$` in single quotes, before one in none, between words, behind double quotes.
+# Before a `$` in single quotes, before one in none, between words, where quotes begin or end.
 _LITERAL, _OPEN, _BREAK, _END = "\ue000", "\ue001", "\ue002", "\ue003"
 _MARKS = re.compile(f"[{_LITERAL}{_OPEN}{_BREAK}{_END}]")
 _VARIABLE = re.compile(rf"([{_LITERAL}{_OPEN}]?)\$(?:(\w+)|\{{(\w+)(?::?-([^}}]*))?\}})")
 _ARRAY = re.compile(r"(\w+)\+?=\(")
-_ALL_OF = re.compile(rf"{_OPEN}?\$\{{(\w+)\[[@*]\]\}}{_END}?")
+_ALL_OF = re.compile(rf"{_END}?{_OPEN}?\$\{{(\w+)\[[@*]\]\}}{_END}?")
 _TOKEN = re.compile(
     r"""(?P<continued>\\\n)
     | \'(?P<single>[^\']*)\'
@@ -86,10 +86,15 @@ def _filled(word: str, known: dict[str, str], arrays: dict[str, list[str]]) -> l
         text = default if found[1] == _LITERAL else known.get(found[2] or found[3], default)
         if text is None or found[1] == _LITERAL:
             return found[0]
-        return text if whole or found[1] != _OPEN else _BREAK.join(text.split())
+        quoted = found[1] != _OPEN or (text is default and found[4][:1] in ('"', "'"))
+        return text if whole or quoted else _BREAK.join(text.split())
 
     text = _VARIABLE.sub(value, word)
-    return [_MARKS.sub("", part) for part in text.split(_BREAK)] if text or word[:1] != _OPEN else []
+    return (
+        [_MARKS.sub("", part) for part in text.split(_BREAK)]
+        if text.strip(_END) or word.strip(_END)[:1] != _OPEN
+        else []
+    )
 
 
 def _split(text: str) -> Iterator[tuple[list[str], str]]:
@@ -103,7 +108,8 @@ def _split(text: str) -> Iterator[tuple[list[str], str]]:
         if kind == "open":
             raise ValueError(f"the quote {token[0]} is not closed")
         if kind in ("single", "double", "escaped", "kept", "plain"):
-            word = (word or "") + _MARKED[kind](token[kind])
+            part = _MARKED[kind](token[kind])
+            word = (word or "") + (part if kind == "plain" else f"{_END}{part}{_END}")
         elif kind in ("blank", "operator", "redirection"):
             inside = bool(words) and _ARRAY.fullmatch(words[0]) is not None
             if token[0] == "(" and word and _ARRAY.fullmatch(f"{word}("):
@@ -119,7 +125,7 @@ def _split(text: str) -> Iterator[tuple[list[str], str]]:
 
 _MARKED: dict[str, Callable[[str], str]] = {
     "single": lambda text: text.replace("$", f"{_LITERAL}$"),
-    "double": lambda text: _ESCAPED.sub(lambda m: f"{_LITERAL}$" if m[1] == "$" else m[1].strip("\n"), text) + _END,
+    "double": lambda text: _ESCAPED.sub(lambda m: f"{_LITERAL}$" if m[1] == "$" else m[1].strip("\n"), text),
     "escaped": lambda text: f"{_LITERAL}$" if text == "$" else text,
     "kept": lambda text: f"{_OPEN}{text}" if text.startswith("${") else text,
     "plain": lambda text: f"{_OPEN}$" if text == "$" else text,

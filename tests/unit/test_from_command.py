@@ -123,6 +123,11 @@ def test_the_words_come_out_as_they_went_in() -> None:
     )
 
 
+def test_several_values_of_a_flag_stay_several() -> None:
+    assert argv("llama-server -m /m.gguf --control-vector-layer-range 3 9")[-2:] == ["3", "9"]
+    assert argv("vllm serve org/m --ignore-patterns 1,2 '{{ x }}'")[-2:] == ["1,2", "{{ x }}"]
+
+
 def test_a_container_stays_one() -> None:
     server, found, _ = read(
         "docker run --rm -d --gpus '\"device=2,3\"' --ipc=host --shm-size 16g -p 8000:8000 -v /data/m:/model:ro "
