@@ -130,7 +130,7 @@ def test_wrong_input_is_a_usage_error_that_helps(args: tuple[str, ...], message:
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [
-        ("llamacpp", "--batch-size 512 -n 10 -fitc 4096 --kv-offload"),
+        ("llamacpp", "--batch-size 512 -n 10 -fitc 4096 --kv-offload -ot exps=CPU"),
         ("llamacpp==b10434", "-fitt 512 --batch-size 512 -n 10"),
         ("vllm", "--no-enforce-eager --no-enable-expert-parallel --data-parallel-size-local 1"),
         ("sglang", "--dcp-size 1 --attn-cp-size 1 --cuda-graph-bs-decode 1 2 4"),
