@@ -38,9 +38,20 @@ def _line(container: dict[str, Any]) -> str:
         options += ["-v", volume] if isinstance(volume, str) else []
     for key in ("shm_size", "ipc"):
         options += [f"--{key.replace('_', '-')}", str(container[key])] if key in container else []
+    if devices := ",".join(_devices(container)):
+        options += ["--gpus", f"device={devices}"]
     parts = (container.get(key) for key in ("entrypoint", "command", "args"))
     words = [word for part in parts for word in _words(part)]
     return shlex.join(["docker", "run", *options, container["image"], *words])
+
+
+def _devices(container: dict[str, Any]) -> Iterator[str]:
+    """The GPUs that Compose reserves by their ids."""
+    found: Any = container
+    for key in ("deploy", "resources", "reservations", "devices"):
+        found = found.get(key) if isinstance(found, dict) else None
+    for each in found if isinstance(found, list) else ():
+        yield from map(str, (each.get("device_ids") or ()) if isinstance(each, dict) else ())
 
 
 def _words(part: Any) -> list[str]:

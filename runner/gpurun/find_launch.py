@@ -96,7 +96,7 @@ def image_at(words: Sequence[str]) -> int | None:
     """The place of the image in `docker run ... IMAGE`."""
     names = [PurePosixPath(word).name for word in words]
     engines = (at for at, name in enumerate(names) if name in LAUNCHES["containers"])
-    begin = next((at for at in engines if "run" in words[at + 1 : at + 3]), None)
+    begin = next((at for at in engines if "run" in words[at + 1 : at + 3] and words[at + 1] != "compose"), None)
     if begin is None:
         return None
     at = words.index("run", begin) + 1

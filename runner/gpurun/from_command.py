@@ -26,6 +26,7 @@ from gpurun.template import is_template
 
 FILL_IN = "FILL-IN"
 _NO_KEY = "gpurun's client sends no key, and the server would want it"
+_DEVICES = re.compile(r"(?:\bdevice|nvidia\.com/gpu)=([^\s\"']+)")  # Docker's and Podman's way to say which GPUs
 _TEMPLATE = resources.files("gpurun") / "data" / "init" / "from_command.yml.txt"
 
 
@@ -99,9 +100,11 @@ class Launch:
                 container["shm_size"] = value.lower().removesuffix("b")
             elif option == "--ipc" and value in ("host", "private"):
                 container["ipc"] = value
-            elif option in ("--gpus", "--device") and "device=" in value:
-                devices = re.search(r"device=([\d,]+)", value)
-                self.server["env"] = {"CUDA_VISIBLE_DEVICES": devices.group(1) if devices else FILL_IN}
+            elif option in ("--gpus", "--device") and (devices := _DEVICES.search(value)):
+                if devices[1] != "all":
+                    env = self.server.setdefault("env", {})
+                    env["CUDA_VISIBLE_DEVICES"] = ",".join(filter(None, (env.get("CUDA_VISIBLE_DEVICES"), devices[1])))
+                    self.open_value(("env", "CUDA_VISIBLE_DEVICES"), devices[1])
             elif option not in ("-e", "--env") and reveals(f"{option}={value}"):
                 self.leave(option, "its value is a secret and is not written")
             elif option not in ("-e", "--env", *known["dropped"]):

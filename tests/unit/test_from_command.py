@@ -335,6 +335,22 @@ def test_a_unit_of_systemd_is_read_as_what_it_starts() -> None:
     assert found.left_out == []
 
 
+@pytest.mark.parametrize(
+    ("said", "devices"),
+    [
+        ("docker run --gpus '\"device=0,1\"'", "0,1"),
+        ("docker run --gpus device=GPU-1a2b", "GPU-1a2b"),
+        ("podman run --device nvidia.com/gpu=2 --device=nvidia.com/gpu=3", "2,3"),
+        ("podman run --device nvidia.com/gpu=all", None),
+        ("docker run --gpus 2", None),
+    ],
+)
+def test_the_gpus_of_a_container_are_those_that_the_server_may_see(said: str, devices: str | None) -> None:
+    server, found, _ = read(f"{said} vllm/vllm-openai:v0.33.0 org/m")
+    assert server.get("env", {}).get("CUDA_VISIBLE_DEVICES") == devices
+    assert "args" not in server["container"] and found.open == []
+
+
 def test_a_container_has_only_the_environment_that_it_is_given() -> None:
     text = "export A=1; B=2 docker run --gpus device=3 -e C=4 {} vllm/vllm-openai:v0.33.0 {}"
     server, found, _ = read(text.format("", "org/m"))
@@ -416,6 +432,7 @@ services:
     command: >
       -m /models/a.gguf
       -c 4096 --flash-attn on
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, device_ids: ["1", "2"], capabilities: [gpu]}]}}}
 """
 
 
@@ -439,7 +456,7 @@ services:
                 "engine": "llamacpp",
                 "model": {"path": "/models/a.gguf"},
                 "flags": {"ctx-size": 4096, "flash-attn": "on"},
-                "env": {"LLAMA_ARG_THREADS": "8"},
+                "env": {"CUDA_VISIBLE_DEVICES": "1,2", "LLAMA_ARG_THREADS": "8"},
             },
         ),
         ('["vllm", "serve", "org/m", "--seed", "1"]', {"engine": "vllm", "flags": {"seed": 1}}),
