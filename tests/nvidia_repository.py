@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.e2e.program import eventually
 from tests.nvidia_machine import KERNEL
@@ -96,6 +97,9 @@ class Repository:
         class Handler(http.server.SimpleHTTPRequestHandler):
             def log_message(self, format: str, *arguments: object) -> None:
                 asked.append(self.path)
+
+            def translate_path(self, path: str) -> str:
+                return super().translate_path(urlsplit(path).path)  # as a proxy it is asked for a whole address
 
         served = partial(Handler, directory=str(self.root))
         self._server = http.server.ThreadingHTTPServer((self.address, self.port), served)

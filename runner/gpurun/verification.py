@@ -42,11 +42,14 @@ def judge(found: Mapping[str, Any]) -> list[Check]:
     fabric = fabric_of(system) or {}
     versions = {"module": system["module"]["loaded"], "libcuda": system["userspace"]}
     versions["nvidia-smi"] = next(iter(smi.get("versions", ())), None)
-    services = [SERVICES[key] for key in fabric.get("packages", ()) if key in SERVICES]
+    whole = system["machine"] == "full"  # a container sees its host's whole bus, and none of its services
+    gpus, rows = len(gpus_of(system)), len(smi.get("versions", ()))
+    services = [SERVICES[key] for key in fabric.get("packages", ()) if key in SERVICES and whole]
     broken = [f"{one['name']}: {one['error']}" for one in cuda["devices"] if one["error"]]
     known = {
         **found,
-        "gpus": len(gpus_of(system)),
+        "gpus": gpus,
+        "given": gpus if whole or not rows else min(gpus, rows),
         "fabric": fabric,
         "services": {name: found["services"].get(name) or "unknown" for name in services},
         "rows": smi.get("fabric", []),

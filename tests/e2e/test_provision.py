@@ -21,7 +21,7 @@ from tests.nvidia_repository import OFFICIAL, Repository
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 # Debian 13's host is provisioned by a user whom sudo asks for a password, with the newest ansible-core.
 ROWS = {"debian12": "bookworm", "debian13": "trixie"}
-SUDO_PASSWORD = "planted-5ecret-of-sudo"
+SUDO_PASSWORD, PROXY_PASSWORD = "planted-5ecret-of-sudo", "planted-5ecret-of-a-proxy"
 BOTH = pytest.mark.parametrize("machine", ROWS, indirect=True)
 ON_13 = pytest.mark.parametrize("machine", ["debian13"], indirect=True)
 ON_12 = pytest.mark.parametrize("machine", ["debian12"], indirect=True)  # test_provision_cuda.py has the like on 13
@@ -224,11 +224,17 @@ def test_fabric_manager_comes_with_the_switches_at_the_drivers_version_and_apt_i
 
 
 @ON_12
-def test_container_toolkit(machine: Machine) -> None:
-    machine.desk.use(machine.inventory(provision_toolkit_url=machine.repository.publish_toolkit()))
+def test_container_toolkit_through_a_proxy(machine: Machine) -> None:
+    machine.repository.publish_toolkit()
+    proxy = {"http_proxy": f"http://me:{PROXY_PASSWORD}@{machine.repository.address}:{machine.repository.port}"}
+    outside = "http://known-to-the-proxy.example/toolkit"
+    machine.desk.use(machine.inventory(provision_toolkit_url=outside, provision_environment=proxy))
     checked = machine.run("--toolkit", "--check")
-    done = machine.run("--toolkit")
+    assert not any(path.startswith(outside) and path.endswith(".deb") for path in machine.repository.asked)
+    done = machine.run("--toolkit", "--diff")
     assert done["changed"] == checked["changed"] and done["status"] == "ok"
+    assert any(path.startswith(outside) and path.endswith(".deb") for path in machine.repository.asked)
+    assert PROXY_PASSWORD not in machine.said + json.dumps(done)
     assert packages(machine.host)["nvidia-container-toolkit"] == "1.19.1-1"
     assert machine.run("--toolkit")["changed"] == []
     machine.run("--remove", "toolkit")

@@ -143,6 +143,16 @@ def test_what_does_not_work_fails_its_check_with_a_next_step(check: str, known: 
     assert failed.get(check)
 
 
+def test_a_container_is_judged_by_what_it_was_given() -> None:
+    """One of its host's GPUs, by whose bus it sees all of them, and none of its host's services."""
+    container = {**with_driver(), "pci": facts(*SWITCHED, "2330")["pci"], "machine": "none"}
+    checks = {one.check: (one.status, one.say) for one in judge(found(system=container))}
+    assert {status for status, _ in checks.values()} == {"ok"}
+    assert checks["count"][1] == "1 in nvidia-smi, of 2 on the PCI bus of this container's host"
+    down = found(system=container, nvidia_smi={**SMI, "fabric": ["In Progress, N/A"]})
+    assert [one.check for one in judge(down) if one.status == "failed"] == ["fabric"]
+
+
 def test_without_a_gpu_there_is_nothing_to_try() -> None:
     bare = {**facts(), "pci": []}
     error = {"error": "libcuda.so.1: cannot open", "devices": []}

@@ -11,9 +11,9 @@ from gpurun.verification import SERVICES, engine_checks, judge
 
 
 class ActionModule(ActionBase):
-    """`gpurun_verify: {home, root, arch}` -> `report` (`checks` and what was `found`), `problems` (texts)."""
+    """`gpurun_verify: {home, root, machine, arch}` -> `report` (`checks` and what was `found`), `problems` (texts)."""
 
-    _VALID_ARGS = frozenset({"home", "root", "arch"})
+    _VALID_ARGS = frozenset({"home", "root", "machine", "arch"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

@@ -13,6 +13,7 @@ description:
 options:
   home: {description: Folder of gpurun on the host., type: str, default: ~/.gpurun}
   root: {description: Where /sys and /proc are read., type: str, default: /}
+  machine: {description: As of gpurun_system., type: str, default: auto}
   arch: {description: "What to compile for where there is no GPU, such as sm_120.", type: str, default: sm_120}
   checks:
     description: Engine -> command that must succeed where it is installed, with C(FOLDER) for its environment.
@@ -117,6 +118,7 @@ def main():
         argument_spec={
             "home": {"type": "str", "default": "~/.gpurun"},
             "root": {"type": "str", "default": "/"},
+            "machine": {"type": "str", "default": "auto"},
             "arch": {"type": "str", "default": "sm_120"},
             "checks": {"type": "dict", "default": {}},
             "services": {"type": "list", "elements": "str", "default": []},
@@ -128,7 +130,7 @@ def main():
     place = Path(given["home"]).expanduser()
     compiler, cuda = nvcc(place, gpurun_cuda.apart(gpurun_cuda.probe, limit_s), given["arch"], limit_s)
     found = {
-        "system": gpurun_system.collect(given["root"], "auto", ["^nvidia"], []),
+        "system": gpurun_system.collect(given["root"], given["machine"], ["^nvidia"], []),
         "nvidia_smi": nvidia_smi(limit_s),
         "cuda": cuda,
         "services": {name: run(["systemctl", "is-active", name], limit_s)[0].strip() for name in given["services"]},
