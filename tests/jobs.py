@@ -34,6 +34,15 @@ if "brood" in words and os.fork() == 0:          # a grandchild that leaves sess
         os._exit(0)
     print("brood", os.getpid(), flush=True)
     time.sleep(600)
+if "hidden" in words and os.fork() == 0:         # a grandchild without a mark or the log, which keeps its parent's stdin
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    with open("hidden", "w") as file:
+        file.write(str(os.getpid()))
+    void = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(void, 1), os.dup2(void, 2)
+    os.execve("/bin/sleep", ["sleep", "600"], {})
 if "crash" in words:
     sys.exit("no kernel image is available for execution on the device")
 if "quiet-exit" in words:

@@ -62,6 +62,24 @@ def test_killed_supervisor_leaves_nothing_that_stop_does_not_find(jobs: Jobs) ->
     assert jobs.processes() == []
 
 
+@pytest.mark.parametrize("here", ["plain_host"])  # under systemd the unit's control group ends it
+def test_orphan_without_any_mark_is_ended_after_its_supervisor_was_killed(jobs: Jobs) -> None:
+    job = jobs.start("hidden")
+    hidden = jobs.said("cat", f"{job['dir']}/hidden")
+    eventually(lambda: hidden in jobs.said("cat", f"{job['dir']}/tree.json"))
+    jobs.said("kill", "-9", str(json.loads(jobs.said("cat", f"{job['dir']}/supervisor.json"))["pid"]))
+    assert [(one["job"], one["how"]) for one in jobs(state="stopped")["ended"]] == [("job1", "stray")]
+    assert hidden not in jobs.said("ps", "-eo", "pid").split()
+
+
+@pytest.mark.parametrize("here", ["host"])
+def test_host_that_is_rebooted_in_good_order_is_told(jobs: Jobs) -> None:
+    assert jobs.start()["status"] == "ready"
+    jobs.host.reboot()
+    job = jobs(state="info", job="job1")["job"]
+    assert (job["status"], job["reason"]) == ("failed", "rebooted"), job
+
+
 @BOTH
 def test_host_that_lost_power_is_told(jobs: Jobs) -> None:
     assert jobs.start()["status"] == "ready"

@@ -6,6 +6,7 @@ A process is always named by its id and the moment of its birth, so that a recyc
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import signal
@@ -95,14 +96,29 @@ def belonging(home: Path, run: str | None = None, job: str | None = None) -> lis
 
     Installations and downloads of a run are found like its jobs, under names of their own. All are known by GPURUN_HOME
     and GPURUN_JOB in the environment they were started with, or by the job's log as their
-    standard output or error: engines that write their own process titles overwrite the memory of that environment.
+    standard output or error: engines that write their own process titles overwrite the memory of that environment. What
+    has neither is known where the supervisor saw it before that was killed.
     """
+    recorded = _recorded(home, run, job)
     below = f"{run}/{job}" if run and job else f"{run}/" if run else ""
     logs = f"{home}/jobs/{below}" + ("/" if job else "")
     found = []
     for process in everybody():
-        if process.pid != os.getpid() and (_marked(process.pid, home, below, bool(job)) or _logs(process.pid, logs)):
+        ours = (process.pid, process.born) in recorded
+        if process.pid != os.getpid() and (
+            ours or _marked(process.pid, home, below, bool(job)) or _logs(process.pid, logs)
+        ):
             found.append(process)
+    return found
+
+
+def _recorded(home: Path, run: str | None, job: str | None) -> dict[tuple[int, str], tuple[str, str]]:
+    """What supervisors have seen descend from them: process id and birth -> run and job."""
+    found = {}
+    for file in (home / "jobs").glob(f"{run or '*'}/{job or '*'}/tree.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for pid, born in json.loads(file.read_text())["processes"]:
+                found[pid, born] = (file.parts[-3], file.parts[-2])
     return found
 
 
@@ -128,7 +144,7 @@ def _logs(pid: int, folder: str) -> bool:
 
 
 def job_of(home: Path, pid: int) -> tuple[str, str] | None:
-    """Run and job that a process belongs to, by its environment or its log."""
+    """Run and job that a process belongs to, by its environment, its log, or what its supervisor has seen."""
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if entry.startswith(b"GPURUN_JOB="):
@@ -138,7 +154,8 @@ def job_of(home: Path, pid: int) -> tuple[str, str] | None:
         with contextlib.suppress(OSError, ValueError):
             parts = Path(f"/proc/{pid}/fd/{number}").readlink().relative_to(home / "jobs").parts
             return parts[0], parts[1]
-    return None
+    process = look(pid)
+    return _recorded(home, None, None).get((pid, process.born)) if process else None
 
 
 def handle(process: Process) -> int | None:

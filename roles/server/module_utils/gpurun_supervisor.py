@@ -5,8 +5,8 @@ outlives that and the controller, but not the time limit. What to run comes thro
 or argv, because it holds secrets. What it tells is files in JOBDIR, each whole or absent:
 
     supervisor.json  who we are              started.json  the process that we started
-    ready.json       phases of the start     ended.json    exit code or signal, reason, what could not be ended,
-                                                           and what the kernel says
+    ready.json       phases of the start     tree.json     everything that descends from it, as last seen
+    ended.json       exit code or signal, reason, what could not be ended, and what the kernel says
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from ansible.module_utils.gpurun_processes import Process, belonging, descendant
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SPEC_S = 30.0  # for the spec to arrive
+_LOOK_S = 5.0  # between two looks at who descends from us, for the record
 _LEFTOVER_S = 0.3  # grace of what an exited child leaves behind: nobody waits for its answer any more
+_SYSTEMD_S = 5.0  # for systemd to say whether the host goes down
 _KILL_S = 20.0  # until a killed process that is still there counts as stuck in the kernel
 _GPUS_S = 10.0  # between two looks at the GPUs of a start that shows no other sign of life
 _RESERVED = 32768  # more than a message of 1000 characters takes, each escaped as JSON does it, and the kernel's lines
@@ -93,6 +95,7 @@ class Job:
         self.telemetry: Any = None
         self.witness = Witness()
         self.seen: set[int] = set()  # processes that were ours at some time
+        self.recorded: list[Any] = []
 
     def start(self) -> None:
         """Start the child. Raises OSError (no such program, no such folder, no memory)."""
@@ -145,21 +148,35 @@ class Job:
             marked = belonging(self.home, self.run, self.name)
             tree = list({process.pid: process for process in [*tree, *marked]}.values())
         self.seen.update(process.pid for process in tree)
+        self._record(tree)
         return tree
+
+    def _record(self, tree: list[Process]) -> None:
+        """For when we are killed: an orphan may show neither marks nor a log."""
+        if (now := sorted([process.pid, process.born] for process in tree)) != self.recorded:
+            self.recorded = now
+            with contextlib.suppress(OSError):  # a full disk, or the other thread was faster
+                write_state(self.directory / "tree.json", {"processes": now})
 
     def watch(self) -> str:
         """Wait until the child exits, a limit passes, or an end is asked for; returns which, as a reason."""
         began = time.monotonic()
         judge = Start(self, began) if self.spec.get("ready") else None
+        next_look = began + _LOOK_S
         while True:
             self.reap()
             if self.status is not None:
                 # A stop of the whole control group reaches the child and us in any order.
-                return self.asked() if signal.sigpending() & _ASKED else "exited"
+                told = signal.sigtimedwait(_ASKED, 0)
+                return self.asked(told.si_pid) if told is not None else "exited"
             left_s = began + self.spec["life_s"] - time.monotonic()
             if left_s <= 0:
                 self.message = f"not done within its limit of {self.spec['life_s']:g} s"
                 return "time_limit"
+            if time.monotonic() >= next_look:
+                self.living()
+                next_look = time.monotonic() + _LOOK_S
+            left_s = min(left_s, _LOOK_S)
             if judge is not None:
                 reason, wait_s = judge.look()
                 if reason:
@@ -169,22 +186,26 @@ class Job:
                     self._look_on()
             told = signal.sigtimedwait(_WAITED, left_s)
             if told is not None and told.si_signo in _ASKED:
-                return self.asked()
+                return self.asked(told.si_pid)
 
     def _look_on(self) -> None:
         """From now on, as a start is judged by the processor time of the whole tree, and this takes some."""
         from ansible.module_utils.gpurun_telemetry import Telemetry
 
+        self.living()  # what the start has left running is recorded at once
         spec, pids = self.spec, lambda: {process.pid for process in self.living()}
         self.telemetry = Telemetry(self.directory, spec.get("nvidia_smi"), pids, spec.get("visible"))
         self.telemetry.start()
 
-    def asked(self) -> str:
-        """Who asks for an end may leave a reason; else it was a plain stop."""
+    def asked(self, by: int) -> str:
+        """Who asks for an end (process `by`) may leave a reason; else the host goes down, or it was a plain stop."""
         with contextlib.suppress(OSError, ValueError):
             request = json.loads((self.directory / "stop.json").read_text())
             self.message = str(request["message"])
             return str(request["reason"])
+        if by == 1 and _goes_down():
+            self.message = "the host was shut down or rebooted in the middle of it"
+            return "rebooted"
         self.message = "stopped on request"
         return "stopped"
 
@@ -294,6 +315,15 @@ def _allow_open_files() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _goes_down() -> bool:
+    """Whether systemd is ending everything, and not just us. Late in that it answers nobody."""
+    asked = ["systemctl", "is-system-running"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=_SYSTEMD_S, check=False).stdout
+        return said.strip() not in ("initializing", "starting", "running", "degraded", "maintenance")
+    return True
 
 
 def _send(process: Process, number: int) -> None:
