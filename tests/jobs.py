@@ -34,7 +34,7 @@ if "brood" in words and os.fork() == 0:          # a grandchild that leaves sess
         os._exit(0)
     print("brood", os.getpid(), flush=True)
     time.sleep(600)
-if "hidden" in words and os.fork() == 0:         # a grandchild without a mark or the log, which keeps its parent's stdin
+if "hidden" in words and os.fork() == 0:         # a grandchild without a mark, or the log as its output
     os.setsid()
     if os.fork():
         os._exit(0)

@@ -47,7 +47,7 @@ def of_host(host: str, seen: Seen) -> list[Finding]:
     """The findings about a host, or why there are none."""
     found = []
     if seen.trouble or seen.facts is None:
-        trouble = explain(seen.trouble or "it was not looked at")
+        trouble = explain(seen.trouble or "it was not looked at", host)
         found = [Finding(host, "reach", "fail", trouble.message, trouble.fix or _BY_HAND)]
     return found if seen.facts is None else found + look_at(host, seen.facts, seen)
 

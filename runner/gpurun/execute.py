@@ -186,7 +186,7 @@ class _Run(Session):
             if now - since > _RETURN_S:
                 self._note_lost(outcome, unreachable_only=True)
             elif since == now:
-                why = reachability.explain(outcome.unreachable[host]).message
+                why = reachability.explain(outcome.unreachable[host], host).message
                 self._emit(events.Notice(f"{why}; trying again for {_RETURN_S:g} s", host))
         elif host in outcome.failed:
             why = outcome.failed[host]
@@ -244,7 +244,7 @@ class _Run(Session):
                 sample = steps.quarantined(self._store, planned, self._quarantined[planned["host"]])
                 self._show(events.SampleFinished(steps.where(planned), sample))
                 continue
-            trouble = reachability.explain(self._lost[planned["host"]])
+            trouble = reachability.explain(self._lost[planned["host"]], planned["host"])
             self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:

@@ -22,8 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -34,6 +35,7 @@ from gpurun.data import table
 from gpurun.errors import ConfigError, GpurunError, HostError, NotReadyError
 
 _NAMES = "GPURUN_PASS_ENV"  # names, or patterns of names, of more that it shall inherit
+_INVENTORY_S = 20.0  # for an inventory to be listed, which may be a script
 _GRACE_S = 5.0  # between interrupting ansible-playbook and killing it
 
 
@@ -109,8 +111,17 @@ News: TypeAlias = "queue.Queue[tuple[Playbook, TaskEvent | None]]"
 class Playbook:
     """One running playbook: iterate over `events()` until it ends, then read `outcome`."""
 
-    def __init__(self, config: Any, pidfile: Path, fifo: Path, environment: Mapping[str, str], news: News) -> None:
+    def __init__(
+        self,
+        config: Any,
+        pidfile: Path,
+        fifo: Path,
+        environment: Mapping[str, str],
+        news: News,
+        inventory: Callable[[], Mapping[str, Mapping[str, Any]]],
+    ) -> None:
         self.outcome = Outcome()
+        self._inventory = inventory
         self._queue = news
         self._asked: dict[str, float] = {}  # when each host's task began
         self._cancel_at: float | None = None
@@ -160,6 +171,9 @@ class Playbook:
         finally:
             if self._cancel_at is not None:
                 self.outcome.status = "canceled"
+            for host in self.outcome.unreachable:
+                login = reachability.by_hand(host, self._inventory().get(host, {}))
+                self.outcome.unreachable[host] += f"{reachability.LOGIN}{login}"
             with contextlib.suppress(OSError):  # unblock the writer where the child died before it read
                 os.close(os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK))
             self._queue.put((self, None))
@@ -271,7 +285,10 @@ class Controller:
         own["ANSIBLE_HOST_KEY_CHECKING"] = os.environ.get(
             "ANSIBLE_HOST_KEY_CHECKING", "True"
         )  # the runner turns it off
-        return Playbook(config, pidfile, fifo, {**self._environment, **own}, queue.Queue() if news is None else news)
+        environment = {**self._environment, **own}
+        return Playbook(
+            config, pidfile, fifo, environment, queue.Queue() if news is None else news, lambda: self._variables
+        )
 
     def run(self, name: str, variables: Mapping[str, Any]) -> tuple[Outcome, list[TaskEvent]]:
         """Run a playbook on all hosts to its end and return what happened. An error where there is no host."""
@@ -280,6 +297,16 @@ class Controller:
         if not events:
             raise playbook.outcome.no_hosts(self.limit or "all", self.inventory)
         return playbook.outcome, events
+
+    @cached_property
+    def _variables(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the inventory says of each host, for telling how to reach it; nothing where that cannot be had."""
+        argv = [str(Path(str(self._ansible)).with_name("ansible-inventory")), "-i", str(self.inventory), "--list"]
+        try:
+            done = subprocess.run(argv, env=self._environment, capture_output=True, timeout=_INVENTORY_S, check=True)
+            return dict(json.loads(done.stdout)["_meta"]["hostvars"])
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError):
+            return {}
 
     def _make_environment(self, secrets: Mapping[str, str]) -> dict[str, str]:
         names, prefixes = (tuple(table("environment")[key]) for key in ("names", "prefixes"))

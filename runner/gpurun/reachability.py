@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from gpurun.data import table
 
+LOGIN = "\nlogin: "
 _NAMED = re.compile(r'remote host "([^"]+)"')
 _NOISE = re.compile(
     r'Task failed: |Data could not be sent to remote host "[^"]*"\. |Make sure this host can be reached over ssh: |'
@@ -25,9 +27,12 @@ class Trouble:
     fix: str
 
 
-def explain(said: str) -> Trouble:
-    """The cause behind a task's message, and how to proceed. What is unknown is told as it is, with an empty `fix`."""
-    text = said.replace("\r\n", "\n")
+def explain(said: str, host: str = "the host") -> Trouble:
+    """The cause behind a task's message, and how to proceed. What is unknown is told as it is, with an empty `fix`.
+
+    `host` is its name in the inventory. A line that LOGIN begins has the command that logs in there by hand.
+    """
+    text, _, login = said.replace("\r\n", "\n").partition(LOGIN)
     problem, _, own = text.partition("\nhint: ")
     if own:  # our own modules know the next step themselves
         return Trouble(None, _NOISE.sub("", problem).strip(), own.strip())
@@ -36,19 +41,36 @@ def explain(said: str) -> Trouble:
         found = pattern.search(text)
         if found:
             known = {key: value for key, value in found.groupdict().items() if value}
-            words = {"address": named.group(1) if named else "the host", "port": "22", **known}
+            words = {"host": host, "address": named.group(1) if named else host, "port": "22", **known}
+            words["login"] = login or f"ssh {words['address']}"
             return Trouble(entry["kind"], entry["message"].format_map(words), entry["fix"].format_map(words))
     return Trouble(None, _NOISE.sub("", text).strip(), "")
 
 
 def told(troubles: Mapping[str, str]) -> tuple[str, str]:
     """What is wrong with several hosts (name -> a task's message), as one sentence, and as one hint how to proceed."""
-    known = {host: explain(said) for host, said in troubles.items()}
+    known = {host: explain(said, host) for host, said in troubles.items()}
     fixes: dict[str, list[str]] = {}
     for host, trouble in ((host, trouble) for host, trouble in known.items() if trouble.fix):
         fixes.setdefault(trouble.fix, []).append(host)
     hint = "; ".join(fix if len(known) == len(hosts) else f"{', '.join(hosts)}: {fix}" for fix, hosts in fixes.items())
     return "; ".join(f"{host}: {trouble.message}" for host, trouble in known.items()), hint
+
+
+def by_hand(host: str, variables: Mapping[str, object]) -> str:
+    """The command that logs in as Ansible does, by a host's variables. What only a template tells is left out."""
+
+    def value(*names: str) -> str:
+        found = (str(variables[name]) for name in names if variables.get(name))
+        return next((text for text in found if "{{" not in text), "")
+
+    port, user = value("ansible_port", "ansible_ssh_port"), value("ansible_user", "ansible_ssh_user")
+    key = value("ansible_ssh_private_key_file", "ansible_private_key_file")
+    address = value("ansible_host", "ansible_ssh_host") or host
+    words = [*(["-i", key] if key else []), *(["-p", port] if port else [])]
+    options = value("ansible_ssh_common_args")  # words for a shell already, such as a ProxyJump
+    to = f"{user}@{address}" if user else address
+    return " ".join(filter(None, ["ssh", shlex.join(words), options, shlex.quote(to)]))
 
 
 @cache

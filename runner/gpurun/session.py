@@ -127,7 +127,7 @@ class Session:
         for host, why in (outcome.unreachable if unreachable_only else outcome.lost).items():
             if host not in self._lost:
                 self._lost[host] = why
-                self._emit(events.HostLost(host, reachability.explain(why).message))
+                self._emit(events.HostLost(host, reachability.explain(why, host).message))
 
     def _clean_up(self, hosts: Sequence[str], *, purge: bool = False) -> None:
         """End whatever this run left on its hosts. `stop.yml` is the clean-up; nothing else is relied on.

@@ -129,6 +129,21 @@ def test_a_connection_lost_in_mid_sample_is_taken_up_again(
         desk.end()
 
 
+def test_a_host_that_is_rebooted_in_mid_sample_is_told_and_resumed(two: HostFleet, desk: Desk) -> None:
+    host = two[0]
+    desk.campaign(server=SLOW)
+    program = desk.bench("--limit", host.name)
+    program.wait_for("measuring", LONG_S)
+    eventually(lambda: any("loadgen" in line for line in jobs_of_gpurun(host)))
+    host.reboot()
+    program.finish(LONG_S)
+    failure = desk.samples(program.run)[host.name, 1, "baseline"]["failure"]
+    assert failure["class"] == "host_unreachable" and "rebooted" in failure["proof"], failure
+    again = desk.bench("--limit", host.name, "--resume", program.run)
+    assert again.finish(LONG_S) == 0, again.stderr
+    assert measured(desk, program) == {(host.name, 1, "baseline"): "measured"}
+
+
 def test_a_host_that_dies_costs_only_its_own_samples_and_a_resumed_run_has_them(two: HostFleet, desk: Desk) -> None:
     desk.campaign(server=SLOW, rounds=2)
     program = desk.bench()
@@ -143,6 +158,7 @@ def test_a_host_that_dies_costs_only_its_own_samples_and_a_resumed_run_has_them(
     assert [got["host2", number, "baseline"] for number in (1, 2)] == ["host_unreachable", "host_unreachable"]
     failure = desk.samples(program.run)["host2", 1, "baseline"]["failure"]
     assert two[1].address in failure["proof"] and "--resume" in failure["advice"]
+    assert "host2" in failure["advice"] and f"root@{two[1].address}; then" in failure["advice"]
     again = desk.bench("--resume", program.run)
     assert again.finish(LONG_S) == 0, again.stderr
     assert set(measured(desk, program).values()) == {"measured"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.reachability import explain, told
+from gpurun.reachability import LOGIN, by_hand, explain, told
 
 SENT = 'Task failed: Data could not be sent to remote host "198.18.4.2". Make sure this host can be reached over ssh: '
 CHANGED = (
@@ -76,6 +76,17 @@ def test_an_unknown_key_on_another_port_is_looked_at_there() -> None:
 def test_a_denied_login_names_who_and_what_the_host_takes() -> None:
     message = explain(SENT + DENIED).message
     assert "root@198.18.4.2" in message and "publickey,password" in message
+
+
+def test_a_lost_host_is_named_with_the_command_that_logs_in_there() -> None:
+    options = "-o ProxyJump=gate.example"
+    inventory = {"ansible_host": "198.18.4.2", "ansible_port": 2222, "ansible_user": "bench"}
+    login = by_hand("gpu7", {**inventory, "ansible_ssh_common_args": options, "ansible_private_key_file": "/k/a key"})
+    assert login == f"ssh -i '/k/a key' -p 2222 {options} bench@198.18.4.2"
+    assert by_hand("gpu7", {"ansible_host": "{{ address }}"}) == "ssh gpu7"
+    fix = explain(f"{SENT}{LOGIN}{login}", "gpu7").fix
+    assert fix == f"is gpu7 up, and the network between? By hand: {login}"
+    assert explain("Connection closed", "gpu7").fix.endswith("ssh gpu7")
 
 
 def test_what_is_not_known_is_told_as_it_is() -> None:
