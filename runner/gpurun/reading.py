@@ -96,15 +96,20 @@ class Reading:
         """Every signature's first match since the server was last ready, by line."""
         after = self.log.starts[self.ready] if self.ready is not None else 0
         found: dict[tuple[str, bool], Hit] = {}
+
+        def keep(hit: Hit) -> None:
+            key = (hit.signature.id, hit.quiet)
+            if key not in found or hit.line < found[key].line:
+                found[key] = hit
+
         for matcher in matchers():
             for hit in self._search(matcher, after):
-                key = (hit.signature.id, hit.quiet)
-                if key not in found or hit.line < found[key].line:
-                    found[key] = hit
+                keep(hit)
                 if not hit.quiet:
                     break
         if not any(hit.signature.rank == "root" for hit in found.values()) and len(self.log.text) < _HARD_WRAP_LIMIT:
-            found |= {(hit.signature.id, hit.quiet): hit for hit in self._hard_wrapped(after)}
+            for hit in self._hard_wrapped(after):
+                keep(hit)
         rank = {matcher.signature.id: index for index, matcher in reversed(list(enumerate(matchers())))}
         return sorted(found.values(), key=lambda hit: (hit.line, rank[hit.signature.id]))
 

@@ -256,6 +256,28 @@ def test_a_server_that_does_not_start_is_explained_and_nothing_is_left(desk: Des
     assert program.stdout == ""
 
 
+def test_a_campaign_is_measured_by_password_alone(
+    two: HostFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORD", "bench")
+    inventory = inventory_of(two)
+    inventory["gpu_hosts"]["vars"] |= {
+        "ansible_user": "bench",
+        "ansible_password": "{{ lookup('env', 'WORD') }}",
+        "ansible_ssh_private_key_file": "",
+        "ansible_ssh_args": "-o PubkeyAuthentication=no",
+        "ansible_become": True,  # its user may not write to the cache of packages that these hosts share
+    }
+    desk = Desk(tmp_path, inventory)
+    try:
+        desk.campaign(server=SLOW)
+        program = desk.bench("--limit", two[0].name, "--pass-env", "WORD")
+        assert program.finish(LONG_S) == 0, program.stderr
+        assert measured(desk, program) == {(two[0].name, 1, "baseline"): "measured"}
+    finally:
+        desk.end()
+
+
 # -- hosts that cannot be used -----------------------------------------------------------------------------------------
 
 
