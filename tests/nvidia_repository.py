@@ -232,6 +232,7 @@ class Repository:
             ]
         built.append(self._rpm(place, "cuda-nvcc-13-0", "13.0.88", {"/usr/local/cuda-13.0/bin/nvcc": _NVCC}))
         built.append(self._rpm(place, "cuda-toolkit-13-0", "13.0.3", {}, requires="cuda-nvcc-13-0"))
+        built.append(self._rpm(place, "cuda-toolkit-13-9", "13.9.0", {}, requires="nvidia-driver-cuda"))
         self._sign_rpms(built)
         subprocess.run(["createrepo_c", "-q", str(place)], check=True)
         other = shutil.copytree(place, self.root / "repos/rhel10/x86_64", dirs_exist_ok=True)
@@ -239,6 +240,7 @@ class Repository:
         key = subprocess.run(self._gpg_command("--export", "--armor"), check=True, capture_output=True).stdout
         (place / "D42D0685.pub").write_bytes(key)
         (other / "CDF6BA43.pub").write_bytes(key)
+        shutil.copytree(place, self.root / "repos/rhel8/x86_64", dirs_exist_ok=True)
 
     def publish_rpm_system(self) -> None:
         """What the distribution itself has: headers, compiler, and a package that is slow to install."""

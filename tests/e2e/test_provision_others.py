@@ -146,11 +146,22 @@ def test_rhel_10_has_a_key_and_a_repository_of_its_own(machine: Machine) -> None
     assert left == ""
 
 
-def test_rhel_8_is_refused_with_the_reason(machine: Machine) -> None:
-    become(machine.host, "rocky", "8.10", "rhel centos fedora")
-    refused = machine.run("--plan", code=3)
-    assert [one["check"] for one in refused["refusals"]] == ["system"]
-    assert "Python of its package manager is 3.6" in refused["refusals"][0]["say"]
+def test_rhel_8_is_served_by_the_program_dnf(machine: Machine) -> None:
+    """The Python that Ansible can use there has no bindings of dnf."""
+    is_now(machine, "rocky", "8.10", "rhel centos fedora")
+    machine.host.inside(["python3", "-m", "venv", "--without-pip", "/opt/python39"])
+    machine.desk.use(machine.inventory(ansible_python_interpreter="/opt/python39/bin/python"))
+    words = ("--driver-version", VERSIONS[0])
+    checked = machine.run(*words, "--check")
+    assert rpms(machine) == {}
+    done = machine.run(*words)
+    assert (done["status"], done["driver"], done["changed"]) == ("ok", VERSIONS[0], checked["changed"])
+    assert any("/rhel8/x86_64/" in path for path in machine.repository.asked)
+    assert machine.run()["changed"] == []
+    assert machine.run("--remove", "driver")["status"] == "ok" and rpms(machine) == {}
+    failed = machine.run("--driver-branch", "none", "--cuda", "13.9", code=3)
+    assert "would bring a driver (nvidia-driver-cuda)" in failed["error"]
+    assert machine.run("--remove", "cuda")["status"] == "ok" and rpms(machine) == {}
 
 
 def rpms(machine: Machine) -> dict[str, tuple[str, ...]]:

@@ -263,7 +263,7 @@ NO_HEADERS = {"kernels": {KERNEL: {"headers": False, "nvidia": False}}}
 REFUSED: list[tuple[str, dict[str, Any], Wanted, dict[str, Any] | None]] = [
     ("privileges", facts(uid=1000), Wanted(), None),
     ("system", facts(os={"id": "arch", "version": None, "name": "Arch"}, manager="other"), Wanted(), None),
-    ("system", facts(os={"id": "rocky", "version": "8.9", "like": "rhel"}, manager="dnf"), Wanted(), None),
+    ("system", facts(os={"id": "rocky", "version": "7.9", "like": "rhel"}, manager="dnf"), Wanted(), None),
     ("architecture", facts(arch="ppc64le"), Wanted(), None),
     ("container", facts(machine="none", container="docker"), Wanted(), None),
     (
