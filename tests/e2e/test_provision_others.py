@@ -160,7 +160,7 @@ def test_rhel_8_is_served_by_the_program_dnf(machine: Machine) -> None:
     assert machine.run()["changed"] == []
     assert machine.run("--remove", "driver")["status"] == "ok" and rpms(machine) == {}
     failed = machine.run("--driver-branch", "none", "--cuda", "13.9", code=3)
-    assert "would bring a driver (nvidia-driver-cuda)" in failed["error"]
+    assert "would bring a driver (kmod-nvidia-open-dkms, nvidia-driver-cuda)" in failed["error"]
     assert machine.run("--remove", "cuda")["status"] == "ok" and rpms(machine) == {}
 
 
