@@ -95,7 +95,7 @@ class Job:
         self.telemetry: Any = None
         self.witness = Witness()
         self.seen: set[int] = set()  # processes that were ours at some time
-        self.recorded: list[Any] = []
+        self.recorded: set[tuple[int, str]] = set()
 
     def start(self) -> None:
         """Start the child. Raises OSError (no such program, no such folder, no memory)."""
@@ -152,11 +152,12 @@ class Job:
         return tree
 
     def _record(self, tree: list[Process]) -> None:
-        """For when we are killed: an orphan may show neither marks nor a log."""
-        if (now := sorted([process.pid, process.born] for process in tree)) != self.recorded:
-            self.recorded = now
-            with contextlib.suppress(OSError):  # a full disk, or the other thread was faster
-                write_state(self.directory / "tree.json", {"processes": now})
+        """For when we are killed: an orphan may show neither marks nor a log. Written only when somebody has come."""
+        now = {(process.pid, process.born) for process in tree}
+        if now - self.recorded:
+            with contextlib.suppress(OSError):  # a full disk, or the other thread was faster: at the next look
+                write_state(self.directory / "tree.json", {"processes": sorted(now)})
+                self.recorded |= now
 
     def watch(self) -> str:
         """Wait until the child exits, a limit passes, or an end is asked for; returns which, as a reason."""
