@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -431,3 +433,12 @@ def test_architectures_do_not_overlap() -> None:
 def test_wishes_are_what_they_say() -> None:
     assert replace(Wanted(), driver=False).branch == 580
     assert decided(facts(), Wanted(driver=False)).steps == []
+
+
+def test_no_task_needs_the_bindings_of_dnf() -> None:
+    """Those of RHEL 8 are for a Python that Ansible cannot use: gpurun_dnf calls the program."""
+    roles = Path(__file__).parents[2] / "roles"
+    texts = {path: path.read_text() for path in roles.glob("*/tasks/*.yml")}
+    assert any("gpurun_dnf:" in text for text in texts.values())
+    bound = re.compile(r"(?m)^\s+(ansible\.builtin\.)?(dnf5?|yum|package):")
+    assert [path for path, text in texts.items() if bound.search(text)] == []

@@ -55,7 +55,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 LOCKED = 200  # what dnf ends with where another one works: dnf(8), "exit status"
 NOT_FOUND = re.compile("(?m)^Error: Unable to find a match")
-TOUCHED = re.compile(r"(?m)^ (?!Package\b)(\S+)")  # of the table; a line that is wrapped goes on further in
+# Of the table: its parts that are of packages, and those; a line that is wrapped goes on further in.
+PART = re.compile(r"(?ms)^(?:Install|Reinstall|Upgrad|Downgrad|Remov)ing\b[^\n]*:\n(.*?)(?=^\S|\Z)")
+TOUCHED = re.compile(r"(?m)^ (\S+)")
 
 
 def run(module, words):
@@ -101,7 +103,7 @@ def main():
         told = "\n".join(line for line in err.splitlines() if line.strip()) or out
         module.fail_json(msg=f"dnf {words[0]} {' '.join(asked['name'])}: {told.strip()}", stdout=out, rc=code)
     after = installed()
-    names = TOUCHED.findall(would[0]) if len(would) > 1 else sorted(after - before)
+    names = TOUCHED.findall("".join(PART.findall(would[0]))) if len(would) > 1 else sorted(after - before)
     module.exit_json(changed=len(would) > 1 or after != before, installed=names, removed=sorted(before - after))
 
 
