@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 from tests.awx.job import ExecutionEnvironment
 from tests.e2e.fleet import Desk, inventory_of
-from tests.e2e.program import Program
+from tests.e2e.program import Program, eventually
 from tests.hosts import HostFleet, TestHost
 from tests.nvidia_machine import MACHINE, make_machine, packages
 from tests.nvidia_repository import Repository
 
+_LOCK = "import fcntl,os,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); "
+_LOCK += "open('/run/locked','w'); [time.sleep(.1) for _ in iter(lambda: os.path.exists('/run/locked'), False)]"
+# apt-get that waits for a lock; the pattern does not find itself
+_WAITS = "grep -alz 'DPkg::Lock::[T]imeout' /proc/[0-9]*/cmdline || true"
 _PROGRAMS = ("gpg-agent", "dpkg-deb", "rpmbuild", "createrepo_c")
 
 
@@ -82,6 +86,19 @@ class Machine:
             if "nvidia" in name or "libcuda" in name
         }
 
+    @property
+    def rpm(self) -> bool:
+        """Whether its packages are rpm's."""
+        return self.row.startswith("rhel")
+
+    def driver(self) -> set[tuple[str, str]]:
+        """The driver's packages and versions, of whichever package manager; one may be there twice."""
+        if not self.rpm:
+            return set(self.versions().items())
+        said = self.host.inside(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}\n", "*nvidia*"])
+        found = [line.partition(" ") for line in said.splitlines() if "container" not in line]
+        return {(name, version) for name, _, version in found}
+
 
 @contextlib.contextmanager
 def provisionable(
@@ -114,3 +131,51 @@ def provisionable(
 def seen(host: TestHost, path: str) -> bool:
     """Whether a path is there, on the host."""
     return host.inside(["sh", "-c", f"test -e {path} && echo yes || true"]) != ""
+
+
+# -- what holds on each system ----------------------------------------------------------------------------------------
+
+
+def begins_nothing_that_could_not_end(machine: Machine, *words: str) -> None:
+    """Too little disk, then no repository."""
+    before = machine.driver()
+    machine.host.fill_disk(200 << 20)
+    full = machine.run(*words, code=3)
+    machine.host.free_disk()
+    assert [one["check"] for one in full["refusals"]] == ["disk"]
+    machine.repository.down()
+    down = machine.run(*words, code=3)
+    machine.repository.up()
+    assert [one["check"] for one in down["refusals"]] == ["repository"]
+    assert machine.driver() == before
+
+
+def loses_power_halfway(machine: Machine, *words: str) -> None:
+    """The host does, while the driver is being installed."""
+    machine.host.inside(["sh", "-c", "touch /run/hold-postinst; rm -f /run/postinst-runs"])
+    program = machine.start(*words)
+    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
+    machine.host.stop()
+    machine.host.start()
+    assert program.finish(240) == 3
+
+
+def waits_for_another(machine: Machine, *words: str) -> dict[str, Any]:
+    """Another apt or dnf is at work when the driver's turn comes; what is said of the host at the end."""
+    before = machine.driver()
+    if machine.rpm:
+        machine.host.inside(["sh", "-c", "touch /run/hold-postinst; rm -f /run/postinst-runs; rpm -e slow || true"])
+        held, other = "/run/hold-postinst", ["dnf", "-y", "install", "slow"]
+    else:
+        held, other = "/run/locked", ["python3", "-c", _LOCK]
+    machine.host.inside(["systemd-run", "--collect", "--unit=other", *other])
+    eventually(lambda: seen(machine.host, "/run/postinst-runs" if machine.rpm else held))
+    asked = len(machine.repository.asked)
+    program = machine.start(*words)
+    if machine.rpm:
+        eventually(lambda: any("kmod-nvidia-open-dkms" in path for path in machine.repository.asked[asked:]))
+    else:
+        eventually(lambda: machine.host.inside(["sh", "-c", _WAITS]))
+    assert machine.driver() == before
+    machine.host.inside(["rm", held])
+    return machine.finished(program)

@@ -6,13 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.program import eventually
-from tests.e2e.provisioned import Machine, provisionable, seen
+from tests.e2e.provisioned import (
+    Machine,
+    begins_nothing_that_could_not_end,
+    loses_power_halfway,
+    provisionable,
+    waits_for_another,
+)
 from tests.nvidia_machine import MACHINE, become, loaded, packages, set_devices
 from tests.nvidia_repository import Repository
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
-VERSIONS = ("580.95.05", "595.91.07")
+VERSIONS, LATER = ("580.95.05", "595.91.07"), "580.178.04"
 EVERYTHING = ("--cuda", "13.0", "--toolkit")
 
 
@@ -20,7 +25,7 @@ EVERYTHING = ("--cuda", "13.0", "--toolkit")
 def machine(bootable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     def publish(repository: Repository) -> None:
         for row in ("ubuntu2204", "ubuntu2404", "ubuntu2604"):
-            repository.publish(row, VERSIONS, "-1ubuntu1")
+            repository.publish(row, (*VERSIONS, LATER), "-1ubuntu1")
         repository.publish_rpm(VERSIONS)
         repository.publish_rpm_system()
         repository.publish_toolkit()
@@ -39,26 +44,33 @@ def is_now(machine: Machine, identity: str, version: str, like: str = "debian") 
     machine.desk.use(machine.inventory(provision_toolkit_url=f"{address}/toolkit"))
 
 
-@pytest.mark.parametrize(("version", "branch"), [("22.04", "580"), ("24.04", "595"), ("26.04", "595")])
-def test_ubuntu_and_its_names_of_packages_before_and_after_590(machine: Machine, version: str, branch: str) -> None:
+def has_all_that_debian_has(machine: Machine) -> None:
+    """From 580.95.05 to a later 580 and on to 595, on request only, through all that goes wrong on the way."""
+    done = machine.run("--driver-branch", "580", "--driver-version", VERSIONS[0])
+    assert (done["status"], done["driver"]) == ("ok", VERSIONS[0])
+    assert machine.run()["changed"] == []
+    begins_nothing_that_could_not_end(machine, "--driver-version", "latest")
+    loses_power_halfway(machine, "--driver-version", "latest")
+    done = machine.run("--driver-version", "latest")
+    assert (done["status"], done["driver"]) == ("ok", LATER)
+    assert {version for name, version in machine.driver() if name != "cuda-keyring"} == {LATER}
+    other = ("--driver-branch", "595", "--reboot", "never")
+    checked = machine.run(*other, "--check")
+    done = waits_for_another(machine, *other)
+    assert (done["status"], done["changed"]) == ("reboot_needed", checked["changed"])
+    assert done["reboot_reasons"] == [f"driver {LATER} is loaded, {VERSIONS[1]} is installed"]
+    done = machine.run("--driver-branch", "595")
+    assert (done["status"], done["changed"], done["driver"]) == ("ok", ["Reboot now"], VERSIONS[1])
+
+
+@pytest.mark.parametrize("version", ["22.04", "24.04", "26.04"])
+def test_ubuntu_and_its_names_of_packages_before_and_after_590(machine: Machine, version: str) -> None:
     """One release becomes the next with the driver installed."""
     is_now(machine, "ubuntu", version)
-    if version == "26.04":
-        machine.repository.publish(machine.row, ["595.95.01"], "-1ubuntu1")
-        assert machine.run("--driver-branch", branch)["changed"] == []
-        checked = machine.run("--driver-branch", branch, "--driver-version", "latest", "--check")
-        done = machine.run("--driver-branch", branch, "--driver-version", "latest")
-        assert done["changed"] == checked["changed"] != []
-    else:
-        done = machine.run("--driver-branch", branch)
-    assert (done["status"], done["driver"]) == (
-        "ok",
-        {"22.04": VERSIONS[0], "24.04": VERSIONS[1]}.get(version, "595.95.01"),
-    )
-    names = {"580": {"libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580"}}
-    names["595"] = {"libnvidia-compute", "nvidia-dkms-open", "nvidia-utils"}
-    assert set(machine.versions()) - {"cuda-keyring"} == names[branch]
-    assert machine.run("--driver-branch", branch)["changed"] == []
+    if version != "22.04":
+        assert machine.run("--driver-branch", "595")["changed"] == []
+    has_all_that_debian_has(machine)
+    assert set(machine.versions()) - {"cuda-keyring"} == {"libnvidia-compute", "nvidia-dkms-open", "nvidia-utils"}
     if version == "26.04":
         machine.run("--remove", "driver")
         assert packages(machine.host) == machine.before
@@ -92,44 +104,24 @@ def test_rpm_family_moves_on_request_only_and_waits_for_dnf(machine: Machine) ->
     assert not any("nvidia" in line.partition(" ")[0] for line in updates.splitlines())
     assert machine.run()["changed"] == []
     checked = machine.run("--driver-version", "latest", "--check")
-    hold = "touch /run/hold-postinst; rm -f /run/postinst-runs"
-    machine.host.inside(["sh", "-c", hold])
-    machine.host.inside(["systemd-run", "--unit=other-dnf", "dnf", "-y", "install", "slow"])
-    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
-    program = machine.start("--driver-version", "latest")
-    eventually(lambda: any("kmod-nvidia-open-dkms-580.178.04" in path for path in machine.repository.asked))
-    assert set(rpms(machine).values()) == {(VERSIONS[0],)}
-    machine.host.inside(["rm", "/run/hold-postinst"])
-    done = machine.finished(program)
+    done = waits_for_another(machine, "--driver-version", "latest")
     assert done["changed"] == checked["changed"] and "Reboot now" in done["changed"]
     assert done["driver"] == "580.178.04" == loaded(machine.host)
     assert set(rpms(machine).values()) == {("580.178.04",)}
 
 
 def test_rpm_family_takes_up_another_branch_whose_host_lost_power(machine: Machine) -> None:
-    machine.host.inside(["sh", "-c", "touch /run/hold-postinst; rm -f /run/postinst-runs"])
-    program = machine.start("--driver-branch", "595")
-    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
-    machine.host.stop()
-    machine.host.start()
-    assert program.finish(240) == 3
-    done = machine.run("--driver-branch", "595")
-    assert (done["status"], done["driver"]) == ("ok", VERSIONS[1])
+    loses_power_halfway(machine, "--driver-branch", "595")
+    done = machine.run("--driver-branch", "595", "--reboot", "never")
+    assert done["status"] == "reboot_needed" and loaded(machine.host) == LATER
     assert set(rpms(machine).values()) == {(VERSIONS[1],)}
+    done = machine.run("--driver-branch", "595")
+    assert (done["status"], done["changed"], done["driver"]) == ("ok", ["Reboot now"], VERSIONS[1])
     assert machine.run("--driver-branch", "595")["changed"] == []
 
 
 def test_rpm_family_begins_nothing_that_could_not_end(machine: Machine) -> None:
-    before = rpms(machine)
-    machine.host.fill_disk(200 << 20)
-    full = machine.run(code=3)
-    machine.host.free_disk()
-    assert [one["check"] for one in full["refusals"]] == ["disk"]
-    machine.repository.down()
-    down = machine.run(code=3)
-    machine.repository.up()
-    assert [one["check"] for one in down["refusals"]] == ["repository"]
-    assert rpms(machine) == before
+    begins_nothing_that_could_not_end(machine)
 
 
 def test_rhel_10_has_a_key_and_a_repository_of_its_own(machine: Machine) -> None:
