@@ -77,15 +77,16 @@ def compare_runs(before: Assessment, after: Assessment, *, force: bool = False) 
     `force` the numbers are compared all the same, and the effect's reason says what differs.
     """
     partners = {(case.variant, case.point): case for case in before.cases}
+    confidence = stats.family(sum(bool(measured(after.of[case.id])) for case in after.cases))
     effects: list[compare.Effect] = []
     for case in after.cases:
         partner = partners.get((case.variant, case.point))
         old, new = before.of[partner.id] if partner else [], after.of[case.id]
         unlike = _unlike(before, after, partner, case) if partner else f"not in {before.run}"
         if not (force and unlike.startswith(_DIFFERENT)):
-            effects += compare.effects_on(case, old, new, after.rules, unlike, paired=False)
+            effects += compare.effects_on(case, old, new, after.rules, unlike, confidence, paired=False)
         else:
-            forced = compare.effects_on(case, old, new, after.rules, "", paired=False)
+            forced = compare.effects_on(case, old, new, after.rules, "", confidence, paired=False)
             effects += [replace(effect, reason="; ".join(filter(None, (unlike, effect.reason)))) for effect in forced]
     return effects
 

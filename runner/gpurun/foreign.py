@@ -8,7 +8,6 @@ wrong, it is corrected here, or told in `notes`.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
@@ -152,12 +151,15 @@ def _script(text: str, planned: Planned) -> ParsedLoad:
         found = {name: _at(row, path) for name, path in places.items()}
     metrics: dict[str, float] = {}
     for name, value in found.items():
+        at = f"`{name}` is {value!r} at `{places[name]}`"
         try:
-            metrics[name] = float(value) * float(wanted["scale"].get(name, 1.0))
-        except (TypeError, ValueError):
-            raise ValueError(f"`{name}` is {value!r} at `{places[name]}`, which is no number") from None
-        if not math.isfinite(metrics[name]):
-            raise ValueError(f"`{name}` is {value!r} at `{places[name]}`, which is no measurement")
+            metrics[name] = float(str(value)) * float(wanted["scale"].get(name, 1.0))  # not of a switch, nor a list
+        except ValueError:
+            raise ValueError(f"{at}, which is no number") from None
+        if not 0 <= metrics[name] < math.inf:
+            raise ValueError(f"{at}, which is no measurement")
+    if metrics.get("error_rate", 0.0) > 1:
+        raise ValueError(f"`error_rate` is {metrics['error_rate']:g}, but a share is at most 1: `scale` it")
     count = planned["spec"].get("requests") or 1
     failed = round(metrics.get("error_rate", 0.0) * count)
     if not any(metrics.values()):
@@ -176,9 +178,15 @@ def _row(kind: str, text: str) -> Any:
     """The document, or its last line."""
     if kind == "json":
         return json.loads(text)
-    if kind == "jsonl":
-        return json.loads([line for line in text.splitlines() if line.strip()][-1])
-    return list(csv.DictReader(io.StringIO(text)))[-1]
+    rows: list[Any] = [line for line in text.split("\n") if line.strip()]
+    if kind == "csv":
+        try:
+            rows = list(csv.DictReader(rows, restkey=""))
+        except csv.Error as error:
+            raise ValueError(error) from None
+    if not rows:
+        raise ValueError("there is no line of results in it")
+    return rows[-1] if kind == "csv" else json.loads(rows[-1])
 
 
 def _at(found: Any, path: str) -> Any:

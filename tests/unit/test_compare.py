@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from tests.unit import stored
 
-from gpurun import wording
+from gpurun import stats, wording
 from gpurun.assess import assess, compare_runs
 from gpurun.cases import read_campaign
 from gpurun.commands.compare import command as compare_command
@@ -300,7 +300,7 @@ def test_where_the_server_listens_is_no_difference() -> None:
     assert two({"spec": {"base_url": "http://a:1"}}, {"spec": {"base_url": "http://b:2"}}).verdict == "better"
 
 
-def put(results: Path, run: str, factor: float = 1.0, numbers: Numbers = stored.NUMBERS) -> None:
+def put(results: Path, run: str, factor: float = 1.0, numbers: Numbers = stored.NUMBERS, expected: bool = True) -> None:
     manifest = Manifest(
         run=run,
         campaign="quickstart",
@@ -311,6 +311,9 @@ def put(results: Path, run: str, factor: float = 1.0, numbers: Numbers = stored.
     store = RunStore.create(results, "version: 1\n", manifest)
     store.write_plan(stored.plan(numbers))
     for sample in stored.samples(numbers, factor=factor):
+        if sample.failure:
+            told = sample.failure.model_copy(update={"expected": expected})
+            sample = sample.model_copy(update={"failure": told})
         store.write_sample(sample, {"server.log": b"x"} if sample.failure else {})
     store.set_status("done", now=1_796_000_000.0, exit_code=0)
 
@@ -350,6 +353,24 @@ def test_stored_runs_are_listed_shown_and_compared(tmp_path: Path) -> None:
     assert words["one-thread"] == "worse"
     assert words["too-many"] == "failed"
     assert call(compare_command, "b2e4", "a1f3", *at, "--fail-on", "regression").return_value == 0
+
+
+def test_a_gate_does_not_pass_on_what_fails_now_or_on_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "20261130-0900-a1f3")
+    put(tmp_path, "20261130-1000-b2e4", numbers={**stored.NUMBERS, "flash-attn": [None] * 5}, expected=False)
+    put(tmp_path, "20261130-1100-c3d5", numbers={"other": stored.NUMBERS["baseline"]})
+    gate = ("--results", str(tmp_path), "--fail-on", "regression")
+    assert call(compare_command, "a1f3", "a1f3", *gate).return_value == 0
+    assert call(compare_command, "a1f3", "b2e4", *gate).return_value == 6
+    assert call(compare_command, "b2e4", "b2e4", *gate).return_value == 0  # it failed before, too
+    assert call(compare_command, "a1f3", "c3d5", *gate).return_value == 5
+    assert call(compare_command, "a1f3", "c3d5", "--results", str(tmp_path)).return_value == 0
+
+
+def test_two_runs_of_many_cases_are_held_to_more() -> None:
+    numbers: Numbers = {f"v{number}": BASE for number in range(20)}
+    views = [assess(stored.plan(numbers), stored.samples(numbers), run=run) for run in "ab"]
+    assert {effect.confidence for effect in compare_runs(*views)} == {stats.family(20)}
 
 
 def test_no_runs_is_no_error(tmp_path: Path) -> None:

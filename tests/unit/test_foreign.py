@@ -133,8 +133,13 @@ def test_a_scripts_results(kind: str, text: str, place: str) -> None:
         ("json", '{"x": "fast"}', "is 'fast' at `x`, which is no number"),
         ("json", '{"x": NaN}', "which is no measurement"),
         ("json", '{"x": ', "cannot be read"),
-        ("jsonl", "", "cannot be read"),
+        ("json", '{"x": -1}', "which is no measurement"),
+        ("json", '{"x": true}', "which is no number"),
+        ("jsonl", "", "there is no line of results in it"),
         ("csv", "name\none\n", "there is no `x`"),
+        ("csv", "name\none,two,three\n", "there is no `x`; there is name"),
+        ("csv", "x\n", "there is no line of results in it"),
+        ("csv", "x\n" + "1" * 200_000, "field larger than field limit"),
         ("text", "nothing", "nothing matches `x`"),
     ],
 )
@@ -143,6 +148,12 @@ def test_a_scripts_results_that_are_not_there(kind: str, text: str, said: str) -
     with pytest.raises(GpurunError, match="the output of script cannot be read") as caught:
         parse(planned("script", parse=wanted), text)
     assert said in caught.value.message
+
+
+def test_a_share_is_no_percentage() -> None:
+    wanted = {"format": "json", "metrics": {"error_rate": "x", "ttft_p50_ms": "y"}, "scale": {}}
+    with pytest.raises(GpurunError, match="`error_rate` is 5, but a share is at most 1: `scale` it"):
+        parse(planned("script", parse=wanted), '{"x": 5, "y": 1}')
 
 
 def test_a_script_that_measured_nothing_is_no_measurement() -> None:
