@@ -3,8 +3,8 @@
 A campaign of eight samples runs on a booted host, once undisturbed. Then N times (30) again, and at a random moment one
 thing is killed: gpurun, the server, the load client, or the connection (with the network, for some seconds, half of the
 time). The run is resumed until it says that it is done, with what failed by our killing. In the end its samples must be
-those of the undisturbed run, all measured; what was measured before the resume must be as it was, byte for byte; and
-none may have been measured again that had a clean measurement.
+those of the undisturbed run, all measured; what was told as measured must be whole on the disk, and stay as it is in
+the resume, byte for byte; and none may have been measured again that had a clean measurement.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Killed(Cycles):
         eventually(lambda: len(program.lines) >= line or program.process.poll() is not None, LIMIT_S)
         time.sleep(later_s)  # the random moment: after any of the lines that it prints
         target = "network" if target == "connection" and chance.random() < 0.5 else target
-        self.told = f"{target} {later_s:.1f} s after line {line}" + (
-            "" if self.kill(target, program, chance) else ", missed"
-        )
+        self.hit = program.process.poll() is None and self.kill(target, program, chance)
+        self.told = f"{target} {later_s:.1f} s after line {line}" + ("" if self.hit else ", missed")
         code = program.finish(LIMIT_S)
-        kept, problems, resumes = whole(run), [], 0
-        first = len(kept)
+        kept, resumes = whole(run), 0
+        first, reported = len(kept), sum("  measured " in each for each in program.lines)
+        problems = [f"{reported} were reported as measured, {first} are whole"] if first < reported else []
         while code != 0 and resumes < MOST_RESUMES:
             resumes += 1
             code, program = self.desk.run("bench", "-c", "campaign.yml", "--resume", run.name, "--retry-failed")
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("count", type=int, nargs="?", default=30)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    chance, table, failed = random.Random(options.seed), Counter[str](), 0
+    chance, table, failed, missed = random.Random(options.seed), Counter[str](), 0, 0
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
         (Path(name) / "tmp").mkdir()
         os.environ["TMPDIR"] = str(Path(name) / "tmp")  # gpurun's own temporary files are told from others'
@@ -105,13 +105,14 @@ def main() -> None:
                     target = TARGETS[number % len(TARGETS)]
                     problems = killed.trial(target, chance)
                     failed += bool(problems)
-                    table[target] += not problems
+                    missed += not killed.hit
+                    table[target] += killed.hit and not problems
                     print(f"{number + 1:2} {killed.told}: {'WRONG' if problems else 'whole'}", flush=True)
                     print("".join(f"    {problem[-1500:]}\n" for problem in problems), end="", flush=True)
             finally:
                 killed.desk.end()
     told = ", ".join(f"{target} {table[target]} whole" for target in TARGETS)
-    print(f"{options.count} kills, {failed} wrong: {told}; load {os.getloadavg()[0]:.1f}")
+    print(f"{options.count - missed} kills, {missed} missed, {failed} wrong: {told}; load {os.getloadavg()[0]:.1f}")
     sys.exit(1 if failed else 0)
 
 

