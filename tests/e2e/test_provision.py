@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 from tests.awx.job import ExecutionEnvironment, Job, Template, inventory
 from tests.e2e.fleet import Desk
-from tests.e2e.program import eventually
-from tests.e2e.provisioned import Machine, provisionable, seen
+from tests.e2e.provisioned import (
+    Machine,
+    begins_nothing_that_could_not_end,
+    loses_power_halfway,
+    provisionable,
+    waits_for_another,
+)
 from tests.hosts import TestHost
 from tests.nvidia_machine import loaded, packages, set_devices
 from tests.nvidia_repository import OFFICIAL, Repository
@@ -110,14 +115,14 @@ def test_the_second_time_nothing_changes_and_nothing_is_downloaded(machine: Mach
 
 
 @BOTH
-def test_the_driver_moves_on_request_only(machine: Machine) -> None:
+def test_the_driver_moves_on_request_only_and_apt_is_waited_for(machine: Machine) -> None:
     machine.repository.publish(machine.row, ["580.178.04"])
     machine.host.inside(["apt-get", "update", "-qq"])
     simulated = machine.host.inside(["apt-get", "-s", "dist-upgrade"])  # what an unattended upgrade would do
     assert "nvidia" not in simulated and "libcuda" not in simulated
     assert machine.run()["changed"] == []
     checked = machine.run("--driver-version", "latest", "--check")
-    done = machine.run("--driver-version", "latest", "--diff")
+    done = waits_for_another(machine, "--driver-version", "latest", "--diff")
     assert done["changed"] == checked["changed"] and "Reboot now" in done["changed"]
     assert done["driver"] == "580.178.04" == loaded(machine.host)
     assert set(machine.versions().values()) == {"580.178.04"}
@@ -150,12 +155,7 @@ def test_another_branch_interrupted_and_conflicting_definitions_of_the_repositor
 
 @BOTH
 def test_an_installation_whose_host_lost_power_is_taken_up(machine: Machine) -> None:
-    machine.host.inside(["touch", "/run/hold-postinst"])
-    program = machine.start("--driver-version", "580.178.04")
-    eventually(lambda: seen(machine.host, "/run/postinst-runs"))
-    machine.host.stop()
-    machine.host.start()
-    assert program.finish(240) == 3
+    loses_power_halfway(machine, "--driver-version", "580.178.04")
     assert "half-installed" in _states(machine.host) or "unpacked" in _states(machine.host)
     done = machine.run("--driver-version", "580.178.04")
     assert done["status"] == "ok" and done["driver"] == "580.178.04"
@@ -174,17 +174,10 @@ def test_a_driver_that_does_not_build_is_told_and_another_one_heals_it(machine: 
 
 @BOTH
 def test_nothing_is_begun_where_it_could_not_end(machine: Machine) -> None:
-    before = packages(machine.host)
-    machine.host.fill_disk(200 << 20)
-    full = machine.run("--driver-branch", "595", code=3)
-    machine.host.free_disk()
-    assert [one["check"] for one in full["refusals"]] == ["disk"]
+    begins_nothing_that_could_not_end(machine, "--driver-branch", "595")
     machine.repository.down()
-    down = machine.run("--driver-branch", "595", code=3)
-    assert [one["check"] for one in down["refusals"]] == ["repository"]
     assert machine.run()["status"] == "ok"  # where nothing is to be done it is not missed
     machine.repository.up()
-    assert packages(machine.host) == before
 
 
 @ON_13
@@ -206,17 +199,9 @@ def test_a_job_of_awx_does_what_the_command_line_does(
 
 
 @ON_12
-def test_fabric_manager_comes_with_the_switches_at_the_drivers_version_and_apt_is_waited_for(machine: Machine) -> None:
+def test_fabric_manager_comes_with_the_switches_at_the_drivers_version(machine: Machine) -> None:
     set_devices(machine.host, ["0302:2330"] * 2 + ["0680:22a3"])
-    lock = "import fcntl,os,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); "
-    lock += "open('/run/locked','w'); [time.sleep(.1) for _ in iter(lambda: os.path.exists('/run/locked'), False)]"
-    machine.host.inside(["systemd-run", "--unit=other-apt", "python3", "-c", lock])
-    eventually(lambda: seen(machine.host, "/run/locked"))
-    program = machine.start()
-    program.wait_for("install the packages")
-    assert "nvidia-fabricmanager" not in packages(machine.host)
-    machine.host.inside(["rm", "/run/locked"])
-    done = machine.finished(program)
+    done = machine.run()
     assert done["status"] == "ok"
     assert machine.versions()["nvidia-fabricmanager"] == machine.versions()["libnvidia-nscq"] == "580.178.04"
     assert machine.run()["changed"] == []
