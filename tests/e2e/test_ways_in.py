@@ -58,6 +58,8 @@ def test_ansible_playbook_alone_does_the_same(place: Place, tmp_path: Path) -> N
         first, second = (json.loads((directory / name).read_text()) for directory in (one, other))
         for document in (first, second):
             document.pop("command", None)
+            findings = document.get("findings", [])  # how busy the machine is may change between the two
+            findings[:] = [finding for finding in findings if finding["rule"] != "busy"]
             for sample in document["samples"] if name == "result.json" else ():
                 sample.pop("taints")  # a machine that others use too may mark one of them
                 for sensed in [metric for metric in sample["metrics"] if metric.startswith("host_")]:
