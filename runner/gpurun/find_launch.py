@@ -10,12 +10,18 @@ from typing import Any
 
 from gpurun.container_spec import as_shell
 from gpurun.data import table
+from gpurun.engines import Engine
 from gpurun.errors import ConfigError
 from gpurun.shell import ASSIGNMENT, commands
 
 LAUNCHES: dict[str, Any] = table("from_command")
 # Lines of a unit of systemd, as the shell would say them.
 _UNIT = {re.compile(r"(?m)^\s*ExecStart=[-@:+!|]*"): "", re.compile(r"(?m)^\s*Environment=(?=\S)"): "export "}
+
+
+def read_as(engine: Engine, version: str | None) -> str:
+    """The version with whose options a command is read, where it may tell none."""
+    return version or str(LAUNCHES["reads"].get(engine.name, engine.default_version))
 
 
 @dataclass

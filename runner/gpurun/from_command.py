@@ -19,7 +19,7 @@ from gpurun.catalogue import Catalogue, Option, nearest_version, shipped
 from gpurun.check_flags import Part, Reading
 from gpurun.engines import Engine, canonical, flag_argv, load_engine
 from gpurun.fields import PINNED
-from gpurun.find_launch import LAUNCHES, find_launch, image_at
+from gpurun.find_launch import LAUNCHES, find_launch, image_at, read_as
 from gpurun.redact import SECRET_VALUE, reveals
 from gpurun.shell import ASSIGNMENT, OPEN
 from gpurun.template import is_template
@@ -161,8 +161,7 @@ class Launch:
     def flags(self) -> None:
         """The words after the launcher: the model, flags of the engine, and those that are gpurun's own."""
         engine = self.engine
-        version = self.version or LAUNCHES["reads"].get(engine.name, engine.default_version)
-        version = nearest_version(engine.name, version)
+        version = nearest_version(engine.name, read_as(engine, self.version))
         catalogue = (
             shipped(engine.name, version) if version else Catalogue(engine=engine.name, version=None, options=[])
         )

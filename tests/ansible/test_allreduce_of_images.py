@@ -18,13 +18,6 @@ from gpurun import smoke
 SOURCE = (Path(__file__).parents[2] / "roles/engine/files/allreduce.py").read_text()
 
 
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Engine)
-    return found
-
-
 @pytest.fixture
 def ask(engine: Engine, tmp_path: Path) -> Any:
     package = tmp_path / "torch/distributed"

@@ -22,13 +22,6 @@ SECRET = "planted-5ecret-value"
 DOCKER_ONLY = pytest.mark.parametrize("engine", ["docker"], indirect=True)
 
 
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Engine)
-    return found
-
-
 @pytest.fixture
 def home(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in engine.env.items():

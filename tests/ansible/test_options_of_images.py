@@ -23,13 +23,11 @@ parser.add_argument("--tp-size", type=int)
 """
 
 
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Engine)
-    for name, value in found.env.items():
+@pytest.fixture
+def engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    for name, value in engine.env.items():
         monkeypatch.setenv(name, value)
-    return found
+    return engine
 
 
 @pytest.fixture

@@ -154,6 +154,5 @@ def test_rhel_8_is_served_by_the_program_dnf(machine: Machine) -> None:
 
 def rpms(machine: Machine) -> dict[str, tuple[str, ...]]:
     """The driver's packages, and every version of each that is installed."""
-    said = machine.host.inside(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}\n", "*nvidia*"])
-    found = [line.split() for line in said.splitlines() if "container" not in line]
+    found = machine.driver()
     return {name: tuple(version for other, version in found if other == name) for name, _ in found}

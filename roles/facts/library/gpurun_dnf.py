@@ -72,7 +72,7 @@ def run(module, words):
 
 
 def installed():
-    """Name, version and architecture of each package that there is."""
+    """Name, version and architecture of each package that there is; of a kernel's there may be several."""
     argv = ["rpm", "-qa", "--qf", "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.%{ARCH}\n"]
     return set(subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines())
 
@@ -94,17 +94,20 @@ def main():
     if asked["state"] == "present":
         words = ["install", f"--setopt=install_weak_deps={asked['recommended']}", *["--allowerasing"] * asked["erase"]]
     words += ["--assumeno" if module.check_mode else "--assumeyes", "--", *asked["name"]]
-    before = installed()
+    before = set() if module.check_mode else installed()
     code, out, err = run(module, words)
     if code and NOT_FOUND.search(err):  # published since dnf looked last
         code, out, err = run(module, ["--refresh", *words])
-    would = re.split("(?m)^Transaction Summary", out) if module.check_mode else []
-    if code and len(would) < 2:
+    table, summary, _ = out.partition("\nTransaction Summary")
+    would = module.check_mode and bool(summary)  # then dnf ends with 1, as it was told no
+    if code and not would:
         told = "\n".join(line for line in err.splitlines() if line.strip()) or out
         module.fail_json(msg=f"dnf {words[0]} {' '.join(asked['name'])}: {told.strip()}", stdout=out, rc=code)
+    if module.check_mode:
+        names = TOUCHED.findall("".join(PART.findall(table))) if would else []
+        module.exit_json(changed=would, installed=names, removed=[])
     after = installed()
-    names = TOUCHED.findall("".join(PART.findall(would[0]))) if len(would) > 1 else sorted(after - before)
-    module.exit_json(changed=len(would) > 1 or after != before, installed=names, removed=sorted(before - after))
+    module.exit_json(changed=after != before, installed=sorted(after - before), removed=sorted(before - after))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from gpurun.commands import options
 from gpurun.complaints import nearest
 from gpurun.engines import Engine, canonical, load_engine
 from gpurun.errors import ODD_DATA, ConfigError, Problem
-from gpurun.find_launch import LAUNCHES
+from gpurun.find_launch import LAUNCHES, read_as
 from gpurun.fit.cards import read_gpus
 from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question
@@ -68,7 +68,7 @@ def ask(
     known = load_engine(name)
     if version and not any(map(str.isdigit, version)):
         raise ConfigError(f"`{engine}` names no version of {name}", hint=f"write {name}=={known.default_version}")
-    settings, problems = read_words(words, known, version or LAUNCHES["reads"].get(name, known.default_version))
+    settings, problems = read_words(words, known, read_as(known, version))
     if len(settings.words) != 1 or not settings.words[0]:
         given = f"{len(settings.words)} are given: {', '.join(settings.words)}" if settings.words else "none is given"
         problems.append(Problem(f"one MODEL is wanted, {given}", hint="say `none` for the engine's defaults alone"))
