@@ -63,7 +63,7 @@ def begin(
     campaign, cases = opening.read_campaign(text=yaml.safe_dump({**CAMPAIGN, **changes}))
     earlier = None
     with suppress(Exception):
-        earlier = run and opening.find_earlier(folder, run, url, {}, hosts)
+        earlier = run and opening.find_earlier(campaign, folder, run, url, {}, hosts)
     store, _, _ = opening.begin(
         campaign,
         cases,

@@ -101,7 +101,7 @@ class _Run(Session):
         results_dir = self._options.results or Path(self._campaign.results.dir)
         earlier, url = None, opening.store_url(self._campaign, self._options.store)
         if self._options.resume is not None:
-            earlier = opening.find_earlier(results_dir, self._options.resume, url, self._secrets)
+            earlier = opening.find_earlier(self._campaign, results_dir, self._options.resume, url, self._secrets)
         facts = self._preflight(loads=True)
         store, began, notices = opening.begin(
             self._campaign,
@@ -258,7 +258,7 @@ class _Run(Session):
         if isinstance(error, InterruptedRunError):
             done, count = len(self._store.samples()), len(self._store.plan["samples"])
             error.message = f"interrupted after {done} of {count} samples"
-            error.hint = f"the run is kept in {self._store.directory}; `--resume {self._run_id}` goes on with it"
+            error.hint = f"the run is kept in {self._store.directory}; `gpurun bench --resume {self._run_id}` goes on"
             if self._interrupts.count > 1:
                 error.hint = self._cut_off()
         with contextlib.suppress(NotReadyError):  # a full disk, say: the error that came first is told

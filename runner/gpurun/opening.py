@@ -123,6 +123,7 @@ def make_plan(
 
 
 def find_earlier(
+    campaign: Campaign,
     results_dir: Path,
     reference: str,
     url: str | None,
@@ -130,13 +131,18 @@ def find_earlier(
     hosts: Collection[str] | None = None,
 ) -> RunStore:
     """The run to go on with: of the results directory, else of the results store, from there what these hosts have
-    measured. NoSuchRunError where there is none."""
+    measured. NoSuchRunError where there is none, ConfigError where it is another campaign's."""
     try:
-        return find(results_dir, reference, hidden(secrets))
+        earlier = find(results_dir, reference, hidden(secrets))
     except NoSuchRunError:
         if url is None:
             raise
-        return Remote(url).find(results_dir, reference, hidden(secrets), hosts)
+        earlier = Remote(url).find(results_dir, reference, hidden(secrets), hosts)
+    known = earlier.manifest
+    if known.campaign != campaign.name:
+        hint = f"`gpurun bench --resume {known.run}` goes on with it; without --resume, a new run of this one begins"
+        raise ConfigError(f"run {known.run} is one of campaign `{known.campaign}`, not of `{campaign.name}`", hint=hint)
+    return earlier
 
 
 def begin(

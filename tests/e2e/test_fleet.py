@@ -159,7 +159,7 @@ def test_a_host_that_dies_costs_only_its_own_samples_and_a_resumed_run_has_them(
     failure = desk.samples(program.run)["host2", 1, "baseline"]["failure"]
     assert two[1].address in failure["proof"] and "--resume" in failure["advice"]
     assert "host2" in failure["advice"] and f"root@{two[1].address}; then" in failure["advice"]
-    again = desk.bench("--resume", program.run)
+    again = desk.start("bench", "--resume", program.run)  # the campaign is that of the command that began it
     assert again.finish(LONG_S) == 0, again.stderr
     assert set(measured(desk, program).values()) == {"measured"}
     assert "2 samples" in again.wait_for("run .*samples")

@@ -100,6 +100,7 @@ def run(
     sensors: bool = True,
     hostile: str = "",
     secrets: Sequence[str] = (),
+    campaign: str = "quickstart",
 ) -> RunStore:
     """A whole run in `folder`, as a bench leaves it, with each sample's own files. `hostile` is put wherever text can
     come from outside: a log, an answer, the campaign, a host's facts."""
@@ -113,7 +114,7 @@ def run(
     facts["gpus"] = [{"name": "RTX PRO 6000", "memory_total_mib": 97887}] * 8
     manifest = Manifest(
         run="20261130-1204-a1f3",
-        campaign="quickstart",
+        campaign=campaign,
         status="done",
         started_at="2026-11-30T12:04:31Z",
         ended_at="2026-11-30T12:31:02Z",
@@ -123,8 +124,8 @@ def run(
         engines={"llamacpp": "0.9.0"},
     )
     variants = {name: {"description": f"Why {name}? {hostile}"} for name in numbers if name != "baseline"}
-    campaign = {"name": "quickstart", "description": f"Which settings matter? {hostile}", "variants": variants}
-    store = RunStore.create(folder, yaml.safe_dump(campaign, sort_keys=False), manifest, secrets)
+    text = {"name": campaign, "description": f"Which settings matter? {hostile}", "variants": variants}
+    store = RunStore.create(folder, yaml.safe_dump(text, sort_keys=False), manifest, secrets)
     store.write_plan(document)
     noise = random.Random(7)
     for sample in samples(numbers, points, hosts):

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from tests.unit import stored
 
 from gpurun import cli
 from gpurun.errors import ConfigError, ExitCode, HostError, InterruptedRunError, NotReadyError, Problem
@@ -208,3 +209,24 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bench", "--resume", "last"], "there is no file `campaign.yml`"),  # as the run was begun
+        (["bench", "--resume", "last", "-c", "else.yml"], "there is no file `else.yml`"),
+        (["bench", "--resume", "last", "-c", "campaigns/quickstart.yml"], "is one of campaign `threads`, not of `qui"),
+        (["bench"], "Missing option '-c'"),
+        (["compare", "last", "1204-a1f3"], "are one run: 20261130-1204-a1f3"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_run_to_go_on_with_or_to_compare(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored.run(tmp_path / "results", campaign="threads")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+    assert cli.guarded(lambda: cli.gpurun.main(words, standalone_mode=False)) == 2
+    assert told in capsys.readouterr().err

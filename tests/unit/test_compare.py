@@ -359,10 +359,12 @@ def test_a_gate_does_not_pass_on_what_fails_now_or_on_nothing(tmp_path: Path) ->
     put(tmp_path, "20261130-0900-a1f3")
     put(tmp_path, "20261130-1000-b2e4", numbers={**stored.NUMBERS, "flash-attn": [None] * 5}, expected=False)
     put(tmp_path, "20261130-1100-c3d5", numbers={"other": stored.NUMBERS["baseline"]})
+    put(tmp_path, "20261130-1200-d4e6", numbers={**stored.NUMBERS, "flash-attn": [None] * 5}, expected=False)
+    put(tmp_path, "20261130-1300-e5f7")
     gate = ("--results", str(tmp_path), "--fail-on", "regression")
-    assert call(compare_command, "a1f3", "a1f3", *gate).return_value == 0
+    assert call(compare_command, "a1f3", "e5f7", *gate).return_value == 0
     assert call(compare_command, "a1f3", "b2e4", *gate).return_value == 6
-    assert call(compare_command, "b2e4", "b2e4", *gate).return_value == 0  # it failed before, too
+    assert call(compare_command, "b2e4", "d4e6", *gate).return_value == 0  # it failed before, too
     assert call(compare_command, "a1f3", "c3d5", *gate).return_value == 5
     assert call(compare_command, "a1f3", "c3d5", "--results", str(tmp_path)).return_value == 0
 

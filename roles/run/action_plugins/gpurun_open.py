@@ -47,7 +47,7 @@ class ActionModule(ActionBase):
             earlier = None
             if reference := args.get("resume") or args.get("run"):
                 with contextlib.suppress(*([] if args.get("resume") else [NoSuchRunError])):
-                    earlier = opening.find_earlier(results_dir, reference, url, secrets, facts)
+                    earlier = opening.find_earlier(campaign, results_dir, reference, url, secrets, facts)
             store, began, _ = opening.begin(
                 campaign,
                 cases,

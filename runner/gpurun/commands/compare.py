@@ -11,7 +11,7 @@ from gpurun.assess import compare_runs
 from gpurun.commands import options
 from gpurun.commands.runs import show_run
 from gpurun.compare import Effect
-from gpurun.errors import ExitCode
+from gpurun.errors import ConfigError, ExitCode
 from gpurun.manifest import Manifest
 from gpurun.result import comparison, regressed
 from gpurun.store import find
@@ -47,6 +47,9 @@ def _code(effects: Sequence[Effect], two: bool) -> ExitCode:
 
 def _two(results_dir: Path, first: str, second: str, as_json: bool, force: bool) -> list[Effect]:
     stores = [find(results_dir, reference) for reference in (first, second)]
+    if stores[0].manifest.run == stores[1].manifest.run:
+        hint = f"`gpurun compare {first}` compares its variants; `gpurun runs` lists the others"
+        raise ConfigError(f"`{first}` and `{second}` are one run: {stores[0].manifest.run}", hint=hint)
     before, after = (store.judged() for store in stores)
     effects = compare_runs(before, after, force=force)
     notes = ["the runs were not interleaved: whatever else changed between them is part of each effect"]

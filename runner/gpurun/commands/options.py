@@ -58,7 +58,13 @@ def _pass_on(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ..
 _CHANGE = "change a value of the campaign, typed like the file, such as rounds=3; repeatable (in the variable: by line)"
 _NAMES = "GPURUN_PASS_ENV"
 
-config = click.option("-c", "--config", required=True, metavar="FILE", help="the campaign file")
+
+def config_file(*, required: bool = True, told: str = "the campaign file") -> Callable[[_Command], _Command]:
+    """`--config`."""
+    return click.option("-c", "--config", required=required, metavar="FILE", help=told)
+
+
+config = config_file()
 overrides = click.option("--set", "overrides", cls=Option, multiple=True, metavar="KEY=VALUE", help=_CHANGE)
 variants = click.option(
     "--variant",
