@@ -115,6 +115,7 @@ class _Run(Session):
             forced=self._options.force,
             earlier=earlier,
             retry_failed=self._options.retry_failed,
+            lost={host: self._why_lost(host) for host in self._lost},
         )
         self._store, hosts = store, tuple(facts)
         self._show(began)
@@ -244,8 +245,11 @@ class _Run(Session):
                 sample = steps.quarantined(self._store, planned, self._quarantined[planned["host"]])
                 self._show(events.SampleFinished(steps.where(planned), sample))
                 continue
-            trouble = reachability.explain(self._lost[planned["host"]], planned["host"])
-            self._lose(planned, "host_unreachable", trouble.message, f"{trouble.fix or 'cure that'}; then use --resume")
+            self._lose(planned, "host_unreachable", *self._why_lost(planned["host"]))
+
+    def _why_lost(self, host: str) -> tuple[str, str]:
+        trouble = reachability.explain(self._lost[host], host)
+        return trouble.message, f"{trouble.fix or 'cure that'}; then use --resume"
 
     def _lose(self, planned: dict[str, Any], klass: FailureClass, proof: str, advice: str) -> None:
         sample = steps.not_measured(self._store, planned, klass, "serving", proof, advice)

@@ -116,10 +116,11 @@ def make_plan(
     facts: Mapping[str, Mapping[str, Any]],
     run: str | None = None,
     forced: Sequence[str] = (),
+    lost: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Plan:
-    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with. `forced`:
-    the rules that do not count."""
-    return build(campaign, cases, facts, run or new_run_id(time.time()), forced=forced)
+    """The plan of a run on the hosts with these facts: of a new one, unless `run` names one to go on with. `forced`
+    and `lost` as `build` has them."""
+    return build(campaign, cases, facts, run or new_run_id(time.time()), forced, lost)
 
 
 def find_earlier(
@@ -159,12 +160,13 @@ def begin(
     earlier: RunStore | None = None,
     run: str | None = None,
     retry_failed: bool = False,
+    lost: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[RunStore, events.RunStarted, list[events.Notice]]:
     """Plan a run and create its directory, or go on with an earlier one. `run` is the id of a new one, where several
-    jobs share it. Returns it, and what to say of its beginning and of what preflight found, which is in its events
-    already."""
+    jobs share it; `lost` are hosts that cannot be used, with the reason and how to proceed. Returns it, and what to say
+    of its beginning and of what preflight found, which is in its events already."""
     forced = list(dict.fromkeys((*(earlier.plan.get("forced", ()) if earlier else ()), *forced)))
-    plan = make_plan(campaign, cases, facts, earlier.manifest.run if earlier else run, forced)
+    plan = make_plan(campaign, cases, facts, earlier.manifest.run if earlier else run, forced, lost)
     text = campaign.document.text
     kept = 0
     if earlier is None:
@@ -189,13 +191,14 @@ def begin(
             facts=facts,
             url=url or store.manifest.store,
         )
-    todo = sum(one.refused is None for one in plan.samples) - kept
-    total_s, place = plan.estimate.total_s, str(store.directory)
+    todo = sum(len(steps.pending(store, host)) for host in facts)
+    total_s, place = plan.estimate.total_s * todo / max(1, plan.estimate.samples), str(store.directory)
     began = events.RunStarted(plan.run, plan.campaign, place, plan.rounds, todo, tuple(facts), total_s, kept)
     notices = notices_of(plan.findings)
     steps.note(store, began)
-    for notice in notices:
-        steps.note(store, notice)
+    told: list[events.Event] = [events.HostLost(host, why) for host, (why, _) in lost.items()]
+    for event in [*told, *notices]:
+        steps.note(store, event)
     return store, began, notices
 
 
@@ -266,7 +269,7 @@ def resume_run(
         lost = sample.failure
         again = lost is not None and (lost.klass in PASSING or lost.phase == "preflight")
         again = again or (retry_failed and lost is not None and not lost.expected)
-        if content.get(sample.id) == sample.content and not again:
+        if content.get(sample.id) in (sample.content, "") and not again:
             kept += 1
         elif sample.id in content:
             store.set_aside(sample)

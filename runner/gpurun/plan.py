@@ -12,6 +12,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field
@@ -98,10 +99,13 @@ def build(
     facts: Mapping[str, Mapping[str, Any]],
     run_id: str,
     forced: Sequence[str] = (),
+    lost: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Plan:
     """The plan of a run. `facts` maps each host to what the facts module found there (`host`, `gpus`).
 
-    `forced`: the rules that do not count. ConfigError where a template does not fit a host, or there is no such rule.
+    `forced`: the rules that do not count. `lost`: why other hosts tell nothing of themselves, and how to proceed; what
+    they should measure is planned as on the first host, and refused. ConfigError where a template does not fit a host,
+    or there is no such rule.
     """
     check_forced(forced)
     elsewhere = load_hosts(facts)
@@ -128,12 +132,14 @@ def build(
             for group in [*(_ordered(alive, campaign, number, host) if alive else ()), *dead]:
                 one, why = launches[host, group[0].id], refused.get((host, group[0].id))
                 samples += _samples(campaign, group, one, host, known, run_id, number, scripts, why)
+    like = [sample for sample in samples if sample.host == next(iter(facts))]
+    samples += [_lost(sample, host, *why) for host, why in lost.items() for sample in like]
     tried = {host: [launches[host, case.id] for case in cases if (host, case.id) not in refused] for host in facts}
     needs = {host: _needs(tried[host], [] if host in elsewhere else cases) for host in facts}
     return Plan(
         run=run_id,
         campaign=campaign.name,
-        hosts=list(facts),
+        hosts=[*facts, *lost],
         rounds=campaign.rounds,
         order=campaign.order,
         seed=campaign.seed,
@@ -257,6 +263,14 @@ def _samples(
             )
         )
     return samples
+
+
+def _lost(sample: PlannedSample, host: str, proof: str, advice: str) -> PlannedSample:
+    """The same on a host of which nothing is known. It has no content: whatever else was measured there is kept."""
+    refused = {"rule": None, "class": "host_unreachable", "proof": proof, "advice": advice}
+    name = sample_id(sample.round, sample.repeat, sample.case, host)
+    changes = {"id": name, "host": host, "content": "", "start": False, "stop": False, "refused": refused}
+    return sample.model_copy(update=changes)
 
 
 def _identity(case: Case) -> dict[str, Any]:

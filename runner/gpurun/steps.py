@@ -234,12 +234,16 @@ def give_up(store: RunStore) -> None:
     """Record what a run that nobody conducts any more has not measured: its host failed or was out of reach."""
     settle(store, over=True)
     for host in store.plan["hosts"]:
-        lost = pending(store, host)
-        why = f"{host} failed or was out of reach: the job's output says how"
+        lost, (why, advice) = pending(store, host), out_of_reach(host)
         for planned in lost:
-            not_measured(store, planned, "host_unreachable", "serving", why, "cure that, then go on with this run")
+            not_measured(store, planned, "host_unreachable", "serving", why, advice)
         if lost:
             note(store, events.HostLost(host, why))
+
+
+def out_of_reach(host: str) -> tuple[str, str]:
+    """Why a host has measured nothing, where only Ansible's own output tells it, and how to proceed."""
+    return f"{host} failed or was out of reach: the job's output says how", "cure that, then go on with this run"
 
 
 def where(planned: Mapping[str, Any]) -> events.Where:

@@ -165,6 +165,37 @@ def test_a_host_that_dies_costs_only_its_own_samples_and_a_resumed_run_has_them(
     assert "2 samples" in again.wait_for("run .*samples")
 
 
+def test_a_host_that_is_dead_at_the_start_is_in_the_record_and_a_resumed_run_has_it(two: HostFleet, desk: Desk) -> None:
+    desk.campaign(rounds=2)
+    two[1].cut()
+    try:
+        program = desk.bench()
+        assert program.finish(LONG_S) == 3, program.stderr
+    finally:
+        two[1].heal()
+    lost = [("host2", number, "baseline") for number in (1, 2)]
+    assert measured(desk, program) == {
+        **dict.fromkeys(lost, "host_unreachable"),
+        **{("host1", number, "baseline"): "measured" for number in (1, 2)},
+    }
+    failure = desk.samples(program.run)[lost[0]]["failure"]
+    assert failure["phase"] == "preflight" and two[1].address in failure["proof"] and "--resume" in failure["advice"]
+    assert "host_unreachable" in program.stdout and two[1].address in program.stdout
+    run = desk.folder / "results" / "fleet" / program.run
+    assert json.loads((run / "plan.json").read_text())["hosts"] == ["host1", "host2"]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    (told,) = (event for event in events if event["event"] == "HostLost")
+    assert told["host"] == "host2" and two[1].address in told["reason"]
+    two[0].cut()  # what it has measured is kept
+    try:
+        again = desk.start("bench", "--resume", program.run)
+        assert again.finish(LONG_S) == 3, again.stderr
+    finally:
+        two[0].heal()
+    assert set(measured(desk, program).values()) == {"measured"}
+    assert "2 samples" in again.wait_for("run .*samples")
+
+
 # -- a host that runs out of memory -----------------------------------------------------------------------------------
 
 

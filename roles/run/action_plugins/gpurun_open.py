@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpurun import events, opening, steps
+from gpurun import opening, steps
 from gpurun.errors import GpurunError, NoSuchRunError
 from gpurun.manifest import Controller
 from gpurun.remote import VARIABLE
@@ -60,11 +60,10 @@ class ActionModule(ActionBase):
                 forced=args.get("force") or (),
                 earlier=earlier,
                 run=args.get("run") or None,
+                lost={host: steps.out_of_reach(host) for host in lost},
             )
         except GpurunError as error:
             raise AnsibleActionFail(error.render()) from error
         others = list(dict.fromkeys(load_hosts.values()))
-        for host in lost:
-            steps.note(store, events.HostLost(host, "failed or out of reach in preflight"))
         told = {"dir": str(store.directory.resolve()), "run": began.run, "rounds": began.rounds, "kept": began.reused}
         return {"changed": True, "hosts": list(facts), "load_hosts": others, "lost": lost, **told}
