@@ -46,13 +46,15 @@ def serve(
     limit: str | None = None,
     life_s: float = 3600.0,
     force: Sequence[str] = (),
+    wait: float = 0.0,
 ) -> tuple[str, list[Served]]:
-    """Start the server of `case` on the campaign's hosts, and leave it up for `life_s` seconds, its start included.
+    """Start the server of `case` on the campaign's hosts, and leave it up for `life_s` seconds, its start included;
+    `wait` seconds for a host that another run holds.
 
     Returns, when it is ready, the run's id, by which `gpurun stop` ends it, and what runs where. GpurunError where a
     server does not become ready, HostError where a host cannot be used; nothing is left running then.
     """
-    with _Serve.on(campaign, [case], observer, inventory, limit, case.server.secrets or ()) as session:
+    with _Serve.on(campaign, [case], observer, inventory, limit, case.server.secrets or (), _wait_s=wait) as session:
         return session.whole(life_s, force)
 
 

@@ -35,6 +35,7 @@ from gpurun.redact import redact_bytes, redact_tree
 from gpurun.samples import Sample
 
 _Model = TypeVar("_Model", bound=BaseModel)
+RUN_ID = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")  # as `new_run_id` makes them
 _LIST_THEM = "`gpurun runs` lists what there is; --results DIR looks elsewhere"
 _HALF_WRITTEN = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # as `replacing` names it, with the writer's process id
 _NAME = re.compile(r"[^\s/\\.~\x00-\x1f\x7f][^/\\~\x00-\x1f\x7f]*")

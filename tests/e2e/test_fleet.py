@@ -251,8 +251,12 @@ def test_serve_is_left_up_and_holds_its_host_until_stop(
         assert f"run {told['run']} of campaign fleet holds this host" in refused.stderr
         assert f"gpurun stop {told['run']}" in refused.stderr
         assert _asked_through(one) == 200  # that a bench was refused has not disturbed it
-        code, _ = elsewhere.run("stop", *told["stop"][2:3])
-        assert code == 0
+        code, nothing = elsewhere.run("stop", "nowhere")
+        assert code == 2 and told["run"] in nothing.stderr
+        code, stop = elsewhere.run("stop", told["run"][-4:], "--json")  # an id that only the host knows
+        assert code == 0, stop.stderr
+        (ended,) = json.loads(stop.stdout)["ended"][host.name]
+        assert (ended["run"], ended["pid"]) == (told["run"], one["pid"])
         assert jobs_of_gpurun(host) == []
         assert not host.exec(["ls", ".gpurun/lock.json"], check=False).stdout
     finally:

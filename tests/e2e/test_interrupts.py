@@ -152,7 +152,7 @@ def test_stop_ends_what_a_killed_run_left(place: Place, killed: Program) -> None
     assert not (place.home / "lock.json").exists()
     again = place.start("stop", killed.run, "-i", "inventory.yml")
     assert again.finish() == 0
-    assert again.stdout == "here: nothing of ours was running\n"
+    assert again.stdout == f"here: nothing of run {killed.run} was running\n"
 
 
 def test_the_next_run_ends_what_a_killed_run_left(place: Place, killed: Program) -> None:

@@ -131,7 +131,7 @@ def test_a_controller_that_left_on_purpose_keeps_the_host_until_its_lease_is_ove
     refused = locks.hold(home, wanted("run2", controller(os.getpid())), 0)
     assert refused["held"] is False
     assert "run serve1 of campaign night holds this host" in locks.describe(refused["holder"])
-    assert "left serving until 20" in locks.describe(refused["holder"])
+    assert "left serving, at the latest until 20" in locks.describe(refused["holder"])
     lock = home / "lock.json"
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "renewed_at": time.time() - 3601}))
     assert locks.hold(home, wanted("run2", controller(os.getpid())), 0)["held"] is True

@@ -8,12 +8,12 @@ from gpurun.text import fill
 
 def test_what_was_ended_is_told_by_what_is_known_of_it() -> None:
     ended = {"a": [{"job": "r1-base", "run": "r", "pid": 3}, {"command": "python"}, {}, "a container"], "b": []}
-    assert fill("stop.txt.j2", ended=ended).splitlines() == [
+    assert fill("stop.txt.j2", ended=ended, run="r").splitlines() == [
         "a: ended r1-base of run r, pid 3",
         "a: ended python",
         "a: ended a process",
         "a: a container",
-        "b: nothing of ours was running",
+        "b: nothing of run r was running",
     ]
 
 

@@ -124,4 +124,8 @@ ended:
   description: What V(stopped) found alive and ended.
   returned: for V(stopped)
   type: list
+others:
+  description: Ids of the runs that still have a job here.
+  returned: for V(stopped), without O(job)
+  type: list
 """

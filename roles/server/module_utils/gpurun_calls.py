@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ansible.module_utils import gpurun_locks as locks
 from ansible.module_utils.gpurun_gpu_guard import Limits, after_stop, before_start
-from ansible.module_utils.gpurun_jobs import Job, JobError, State, check_name, expand_home
+from ansible.module_utils.gpurun_jobs import Job, JobError, State, check_name, expand_home, jobs_of
 from ansible.module_utils.gpurun_spawn import create
 from ansible.module_utils.gpurun_stop import purge, still_there, stop
 from ansible.module_utils.gpurun_wait import await_end, await_ready
@@ -88,8 +88,9 @@ def _stop(params: State, check_mode: bool, home: Path) -> State:
         if trouble:
             locks.quarantine(home, run, trouble)
         result["job"] = Job(home, run, name).report()
-    elif locks.release(home, run):
-        result["changed"] = True
+    else:
+        result["changed"] |= locks.release(home, run)
+        result["others"] = sorted({job.run for job in jobs_of(home, "*") if job.supervisor()})
     if params["purge"] and purge(home, run, name):
         result["changed"] = True
     return result

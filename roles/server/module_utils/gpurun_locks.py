@@ -121,7 +121,8 @@ def describe(lock: State) -> str:
     pid = controller.get("pid")
     return (
         f"run {lock['run']} of campaign {lock.get('campaign') or '?'} holds this host since {since}, "
-        f"controlled from {controller.get('host') or '?'}, " + (f"pid {pid}" if pid else f"left serving until {until}")
+        f"controlled from {controller.get('host') or '?'}, "
+        + (f"pid {pid}" if pid else f"left serving, at the latest until {until}")
     )
 
 

@@ -12,7 +12,7 @@ from typing import Callable
 
 from ansible.module_utils.gpurun_containers import labelled, remove
 from ansible.module_utils.gpurun_jobs import Job, State, jobs_of
-from ansible.module_utils.gpurun_processes import Process, belonging, describe, is_alive, job_of, send
+from ansible.module_utils.gpurun_processes import Process, belonging, describe, is_alive, job_of, look, send
 from ansible.module_utils.gpurun_spawn import description
 from ansible.module_utils.gpurun_supervisor import write_state
 
@@ -88,7 +88,8 @@ def _left(home: Path, run: str, name: str | None) -> list[Process]:
 
 
 def _named(job: Job, process: Process, how: str) -> State:
-    return {"run": job.run, "job": job.name, "how": how, **describe(process.pid)}
+    main = look((job.read("started") or {}).get("pid", process.pid))  # the one that people know
+    return {"run": job.run, "job": job.name, "how": how, **describe((main or process).pid)}
 
 
 def _stray(home: Path, process: Process) -> State:

@@ -23,7 +23,7 @@ _OF_A_RUN = ("config", "inventory", "limit", "variants", "overrides", "force", "
 @options.results(None, "where results go; default: as the campaign says")
 @options.store("push each sample there as well: s3://, sftp:// or file://; default: as the campaign says")
 @options.fail_on("failure", "regression", "never", told="what makes the exit code other than 0")
-@options.duration("--wait", default="0s", told="wait for a host that another run holds")
+@options.wait
 @click.option("--resume", metavar="RUN", help="go on with this run: what was measured with the same content is kept")
 @click.option("--retry-failed", is_flag=True, help="with --resume: measure again what failed, whatever the cause")
 @options.as_json

@@ -44,6 +44,9 @@ def duration(*names: str, default: str, told: str) -> Callable[[_Command], _Comm
     )
 
 
+wait = duration("--wait", default="0s", told="wait for a host that another run holds")
+
+
 def print_json(document: Any) -> None:
     """One document on stdout: keys sorted, never NaN."""
     click.echo(json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False))

@@ -16,6 +16,7 @@ from gpurun.commands import options
 @options.limit
 @options.overrides
 @options.force
+@options.wait
 @options.duration("--for", "life_s", default="1h", told="the host ends it after this time")
 @options.as_json
 @options.color

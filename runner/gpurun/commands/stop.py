@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpurun.commands import options
 from gpurun.errors import ExitCode
+
+if TYPE_CHECKING:
+    from gpurun.playbooks import Controller
 
 
 @click.command()
@@ -33,26 +38,51 @@ def command(
 
     if (run is None) != everything or run == "*":  # which a shell leaves in an empty folder, and hosts take for any
         raise ConfigError("name a run, or use --all", hint="`gpurun runs` lists runs; `last` is the newest")
-    wanted = "*" if everything or run is None else _whole_id(results, run)
+    wanted, certain = ("*", True) if everything or run is None else _whole_id(results, run)
     with Controller(inventory, limit=limit) as controller:
-        outcome, events = controller.run("stop", {"gpurun_run_id": wanted})
-    ended: dict[str, list[Any]] = {}
-    for event in events:
-        if event.kind == "ok" and "ended" in event.result:
-            ended.setdefault(event.host, []).extend(event.result["ended"])
+        found = _Found.by(controller, wanted)
+        if not (certain or found.changed or found.lost):  # perhaps the end of an id that only the hosts know
+            meant = [other for other in found.others if other.startswith(wanted) or other.endswith(wanted)]
+            if len(meant) != 1:
+                told_of = (
+                    f"jobs of these run there: {', '.join(found.others)}" if found.others else "nothing runs there"
+                )
+                raise ConfigError(f"there is no run `{run}` here, nor one of that name on the hosts", hint=told_of)
+            wanted, found = meant[0], _Found.by(controller, meant[0])
     _sweep(results, wanted)
-    document = {"schema": "gpurun.stop/1", "ended": ended, "failed": outcome.lost}
+    document = {"schema": "gpurun.stop/1", "ended": found.ended, "failed": found.lost}
     if as_json:
-        if not outcome.lost:  # else it is part of the error's document
+        if not found.lost:  # else it is part of the error's document
             options.print_json(document)
     else:
-        click.echo(fill("stop.txt.j2", ended=ended), nl=bool(ended))
-        if run is not None and not any(ended.values()):
-            click.echo(f"note: looked for run {wanted}; `gpurun doctor` tells what else is there", err=True)
-    if outcome.lost:
-        message, fix = told(outcome.lost)
+        click.echo(fill("stop.txt.j2", ended=found.ended, run=wanted), nl=bool(found.ended))
+        if run is not None and not any(found.ended.values()):
+            others = f"jobs of others are there: {', '.join(found.others)}; " if found.others else ""
+            click.echo(f"note: looked for run {wanted}; {others}`gpurun doctor` tells what is there", err=True)
+    if found.lost:
+        message, fix = told(found.lost)
         raise HostError(message, hint=f"{fix or 'cure that'}; then run the same command again", result=document)
     return int(ExitCode.DONE)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one pass over the hosts has ended, the runs that still have jobs there, and the hosts that did not do it."""
+
+    ended: dict[str, list[Any]]
+    others: list[str]
+    lost: Mapping[str, str]
+    changed: bool
+
+    @classmethod
+    def by(cls, controller: Controller, run: str) -> _Found:
+        outcome, events = controller.run("stop", {"gpurun_run_id": run})
+        told = [event for event in events if event.kind == "ok" and "ended" in event.result]
+        ended: dict[str, list[Any]] = {}
+        for event in told:
+            ended.setdefault(event.host, []).extend(event.result["ended"])
+        others = sorted({other for event in told for other in event.result["others"]})
+        return cls(ended, others, outcome.lost, any(event.result["changed"] for event in told))
 
 
 def _sweep(results: Path, run: str) -> None:
@@ -64,14 +94,15 @@ def _sweep(results: Path, run: str) -> None:
             RunStore.open(Path(known.dir)).sweep()
 
 
-def _whole_id(results: Path, run: str) -> str:
-    """The run's full id; a name that no stored run here bears is taken as it is (the results may be elsewhere)."""
+def _whole_id(results: Path, run: str) -> tuple[str, bool]:
+    """The run's id, and whether that is certain: a name that no stored run here bears is taken as it is (the results
+    may be elsewhere, and what `gpurun serve` started has none)."""
     from gpurun import store
     from gpurun.errors import GpurunError
 
     try:
-        return store.find(results, run).manifest.run
+        return store.find(results, run).manifest.run, True
     except GpurunError:
         if run == "last":
             raise
-        return store.safe_name(run, "run")
+        return store.safe_name(run, "run"), bool(store.RUN_ID.fullmatch(run))
