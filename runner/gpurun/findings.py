@@ -26,7 +26,7 @@ class Subject:
     facts: Mapping[str, Any]
     baseline: Subject | None = field(default=None, repr=False)
     flags_from: int = 0  # where in `argv` the flags begin
-    length: int | None = None  # tokens of the longest request that it is to serve, prompt and answer
+    lengths: tuple[int, ...] = ()  # tokens of the requests that it is to serve, prompt and answer, by benchmark
     image: str | None = None  # where a container's engine lies
 
 

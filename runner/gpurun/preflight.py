@@ -64,8 +64,8 @@ def look(
                 baseline = None if base is None else _subject(base, launches[host, base.id], known)
                 subject = _subject(case, own, known, baseline)
                 same = [each.load.data for each in cases if launches[host, each.id].key == own.key]
-                lengths = [each.prompt_tokens + each.output_tokens for each in same if each.prompt_tokens]
-                subject = replace(subject, length=max(lengths, default=None))
+                lengths = tuple(each.prompt_tokens + each.output_tokens for each in same if each.prompt_tokens)
+                subject = replace(subject, lengths=lengths)
                 found_here = (each for check in CHECKS for each in check(subject))
                 seen[case.variant, own.key] = [_settled(each, campaign, case, forced) for each in found_here]
             for each in seen[case.variant, own.key]:

@@ -352,6 +352,16 @@ def test_a_gguf_file_says_the_same(tmp_path: Path) -> None:
     found = fit(ask("llamacpp", "RTX 4090", "-c 1024 -ctk q8_0 -ctv q8_0", model))
     assert found.kv_bytes_per_token == 2 * 2 * 64 * 1.0625
     assert found.kv_tokens == 1024 and found.fits
+    # As llama-server itself says it (n_slots, n_ctx_slot) of these flags.
+    for flags, slots, length in (
+        ("-c 2048 --parallel 2", 2, 1024),
+        ("-c 2048", 1, 2048),
+        ("-c 2048 --parallel 2 --kv-unified", 1, 2048),
+        ("-c 2100 --parallel 8", 8, 512),
+        ("--parallel 3", 3, 4096),
+    ):
+        found = fit(ask("llamacpp", "RTX 4090", flags, model))
+        assert (found.kv_tokens, found.context) == (slots * length, length), flags
     with pytest.raises(ValueError, match="ends in the middle"):
         gpurun_model_headers.describe_gguf(_cut(path, 100))
 
@@ -466,7 +476,7 @@ def subject(flags: str, model: dict[str, Any], **more: Any) -> Subject:
 
 def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
     known = gpurun_model_headers.describe(write(tmp_path / "m", LLAMA_8B))
-    [note] = check(subject("--tp 2", known, length=4096))
+    [note] = check(subject("--tp 2", known, lengths=(512, 4096)))
     assert (note.rule, note.severity) == ("fit", "note")
     assert note.message.endswith("requests of 4,096 tokens")
     override_, fits = check(subject("--tp 2 --mem-fraction-static 0.5", known))
@@ -476,6 +486,14 @@ def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
     assert (refused.severity, refused.klass) == ("refuse", "fit")
     assert refused.advice == "leave out --mem-fraction-static (then 0.834)"
     near = {"available_gib": None, **known}
+    [refused] = check(subject("--tp 2 --context-length 2048", known, lengths=(2049, 4096)))
+    assert (refused.severity, refused.klass) == ("refuse", "fit")
+    assert refused.message == "a request of 4,096 tokens does not fit: the server has room for 2,048"
+    assert refused.advice.startswith("raise --context-length to 4096, or ask for less")
+    [warned] = check(
+        subject("--tp 2 --context-length 2048", known, lengths=(2048, 4096))
+    )  # a benchmark can be measured
+    assert warned.severity == "warn"
     [warned] = check(subject("--tp 2 --mem-fraction-static 0.09", near))
     assert warned.severity == "warn"  # an estimate is not sure enough to refuse so close a thing
     assert not list(check(subject("", {})))

@@ -103,9 +103,30 @@ def check(subject: Subject) -> Iterator[Finding]:
     if own:
         advice = "leave it out, unless it is what this variant tests"
         yield Finding(rule="override", severity="note", message=own, advice=advice, **told)
-    if found.fits:
-        said = sentence(question, found, subject.length)
+    room = min((one for one in (found.kv_tokens, found.context) if one is not None), default=None)
+    if room is not None and room < max(subject.lengths, default=0):
+        yield _too_long(subject, question, found, room, told)
+    elif found.fits:
+        said = sentence(question, found, max(subject.lengths, default=None))
         yield _fit(severity="note", message=said, advice=_basis(question, found), **told)
+
+
+def _too_long(subject: Subject, question: Question, found: Fit, room: int, told: Mapping[str, Any]) -> Finding:
+    """Requests that a server which starts has no room for. It is refused where it has none for any, and that does not
+    hang on an estimate that may be a little off."""
+    longest, shortest, given = max(subject.lengths), min(subject.lengths), question.values.get("context")
+    sure = question.available_gib is not None or (given and room == found.context)
+    refused = room < shortest * (1.0 if sure else 1 - 4 * _DOUBT)
+    flag = next(name for name, (setting, _) in question.data["flags"].items() if setting == "context")
+    slots = 1 if question.engine != "llamacpp" or question.get("unified") else question.get("max_running") or 1
+    cure = f"raise --{flag} to {longest * slots}{f' ({slots} slots divide it)' if slots > 1 else ''}"
+    return _fit(
+        severity="refuse" if refused else "warn",
+        klass="fit",
+        message=f"a request of {longest:,} tokens does not fit: the server has room for {room:,}",
+        advice=f"{cure}, or ask for less in `data`",
+        **told,
+    )
 
 
 def _certain(question: Question, found: Fit) -> bool:

@@ -92,7 +92,12 @@ def llamacpp(question: Question) -> Answer:
     total = question.total_gib
     if total is None:
         total = gpus.count * gpus.memory_mib / 1024 if gpus else question.host_gib
-    answer.values.update(total_gib=total, context=question.context)
+    # A number of slots divides the context evenly, in steps of 256; left to the server, or unified, they share it.
+    slots = 1 if question.get("unified") else question.get("max_running") or 1
+    given, each = question.values.get("context"), question.context
+    if given:
+        each = math.ceil(given / slots / 256) * 256
+    answer.values.update(total_gib=total, context=each)
     if sizes is None:
         return answer
     held, layers = 1.0, sizes.full + sizes.window + sizes.state
@@ -114,11 +119,13 @@ def llamacpp(question: Question) -> Answer:
         return answer
     overhead = data["overhead_gib"]["one"] * gpus.count if gpus else data["host_gib"]
     available = question.available_gib if question.available_gib is not None else total - weights - overhead
-    wanted, room = question.context, int(available * GIB / cell)
+    wanted, room = each and each * slots, int(available * GIB / cell)
     rest = available - (wanted or 0) * cell / GIB
     shrinks = gpus is not None and question.get("shrink") == "on" and not question.values.get("context")
     answer.values.update(available_gib=available, rest_gib=rest, fits=room > 0 if shrinks else room >= (wanted or 1))
     answer.values["kv_tokens"] = min(wanted or room, max(0, room)) if shrinks else wanted or max(0, room)
+    if each:
+        answer.values["context"] = min(each, answer.values["kv_tokens"] // slots, sizes.context or each)
     answer.values["running_requests"] = question.get("max_running")
     return answer
 

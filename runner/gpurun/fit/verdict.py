@@ -119,7 +119,9 @@ def reported(engine: str, log: str) -> dict[str, float]:
     data = knowledge(engine)
     found: dict[str, float] = {}
     for name, pattern in data["reported"].items():
-        numbers = [math.prod(float(one.replace(",", "")) for one in m.groups()) for m in re.finditer(pattern, log)]
+        numbers = [
+            math.prod(float(one.replace(",", "")) for one in m.groups() if one) for m in re.finditer(pattern, log)
+        ]
         if numbers and name in data.get("mib", ()):  # a part for each device
             found[name] = round(sum(numbers) / 1024, 3)
         elif numbers:
