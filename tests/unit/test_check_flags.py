@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gpurun.catalogue import nearest_version, parse_catalogue, renames, shipped, versions
 from gpurun.check_flags import Remark, check_argv
-from gpurun.commands import validate
+from gpurun.commands import init, validate
 from gpurun.engines import engine_names, load_engine
 from gpurun.errors import ConfigError
 from gpurun.find_launch import find_launch
@@ -168,6 +168,13 @@ def validated(tmp_path: Path, engine: str, *options: str) -> tuple[list[Any], st
     done = runner.invoke(validate.command, [str(file), *options], standalone_mode=False)
     problems = done.exception.problems if isinstance(done.exception, ConfigError) else []
     return problems, done.output
+
+
+def test_validate_tells_what_init_could_not_know(tmp_path: Path) -> None:
+    found = CliRunner().invoke(init.command, [str(tmp_path), "--from-command", "vllm serve"], standalone_mode=False)
+    assert found.exception is None
+    done = CliRunner().invoke(validate.command, [str(tmp_path / "campaign.yml")], standalone_mode=False)
+    assert "is right, 1 case\n" in done.stdout and "note: line 13 is still to be filled in\n" in done.stderr
 
 
 def test_validate_points_at_the_flag_in_the_campaign(tmp_path: Path) -> None:

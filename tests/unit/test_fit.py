@@ -484,7 +484,7 @@ def test_a_plan_says_of_every_server_whether_it_fits(tmp_path: Path) -> None:
     assert fits.severity == "note"
     [refused] = check(subject("--tp 2 --mem-fraction-static 0.02", known))
     assert (refused.severity, refused.klass) == ("refuse", "fit")
-    assert refused.advice == "leave out --mem-fraction-static (then 0.834)"
+    assert refused.advice == "the smallest change with which it fits: leave out --mem-fraction-static (then 0.834)"
     near = {"available_gib": None, **known}
     [refused] = check(subject("--tp 2 --context-length 2048", known, lengths=(2049, 4096)))
     assert (refused.severity, refused.klass) == ("refuse", "fit")

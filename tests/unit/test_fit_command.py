@@ -29,7 +29,8 @@ def run(*args: str) -> str:
 
 def document(*args: str) -> dict[str, Any]:
     found = json.loads(run(*args, "--json"))
-    assert found.pop("schema") == "gpurun.fit/1" and tuple(found) == KEYS
+    assert found.pop("schema") == "gpurun.fit/1" and found.pop("said") and isinstance(found.pop("notes"), list)
+    assert tuple(found) == KEYS
     assert isinstance(found, dict)
     return found
 
@@ -67,7 +68,15 @@ def test_other_engines_have_no_fraction_of_sglangs(tmp_path: Path) -> None:
     assert found["default_mem_fraction_static"] is None and found["min_mem_fraction_static"] is None
     assert found["fits"] is True and found["kv_tokens"] > 300_000
     text = run(model, "--gpu", "L4", "--engine", "vllm==0.33.0", "--max-model-len", "128k")
-    assert "does not fit" in text and "--max-model-len" in text
+    assert "does not fit" in text and "the smallest change with which it fits: --max-model-len" in text
+    assert "newer" not in text
+    assert "99.0 is newer than 0.33.0" in run(model, "--gpu", "L4", "--engine", "vllm==99.0")
+
+
+def test_no_fraction_works_where_the_weights_alone_are_too_much(tmp_path: Path) -> None:
+    found = document(str(write(tmp_path, LLAMA_8B)), "--gpu", "T4", "--engine", "sglang==0.5.9")
+    assert found["fits"] is False and found["available_gib"] < 0
+    assert found["min_mem_fraction_static"] is None
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def describe_safetensors(names, open_file):
             raise ValueError("model.safetensors.index.json has no mapping `weight_map`")
         wanted = sorted(set(shards.values())) or wanted
     if not wanted:
-        raise ValueError("it has no .safetensors file")
+        raise ValueError("it has a config.json and no .safetensors file, whose headers tell the sizes of the weights")
     found = {}
     for name in wanted:
         with open_file(name) as stream:

@@ -42,6 +42,8 @@ def command(words: tuple[str, ...], gpu: str, engine: str, as_json: bool, **meas
 
     MODEL is a folder, a .gguf file, a hub id (`org/model`, only headers are read), or `none` for the engine's defaults
     alone. The engine's own flags stand among the options: --tp 8 --mem-fraction-static 0.55.
+
+    The exit code is 0 whatever the answer: `fits` of --json is true, false, or null where it cannot be told.
     """
     question = ask(words, gpu, engine, **measured)
     found = predict(question)
@@ -49,7 +51,8 @@ def command(words: tuple[str, ...], gpu: str, engine: str, as_json: bool, **meas
         message = "no memory can be predicted from a value of a flag or of the model"
         raise ConfigError(message, hint="look at their numbers")
     if as_json:
-        document = {"schema": "gpurun.fit/1", **{key: getattr(found, key) for key in KEYS}}
+        known = {key: getattr(found, key) for key in KEYS}
+        document = {"schema": "gpurun.fit/1", **known, "said": sentence(question, found), "notes": found.notes}
         click.echo(json.dumps(document, indent=2))
     else:
         click.echo(told(question, found))

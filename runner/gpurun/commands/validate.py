@@ -10,7 +10,9 @@ from gpurun.cases import Case, read_campaign
 from gpurun.commands import options
 from gpurun.complaints import Complaints
 from gpurun.errors import ConfigError, Problem
+from gpurun.from_command import FILL_IN
 from gpurun.paths import find_campaign
+from gpurun.text import plural
 
 
 @click.command("validate")
@@ -33,14 +35,20 @@ def command(files: tuple[str, ...], engines: tuple[str, ...], overrides: tuple[s
     for name in files:
         try:
             campaign, cases = read_campaign(find_campaign(name), overrides)
-            for note in _check_flags(cases, engines):
+            for note in [*_check_flags(cases, engines), *_to_fill_in(campaign.document.text)]:
                 click.echo(f"{name}: note: {note}", err=True)
         except ConfigError as error:
             problems += error.problems
         else:
-            click.echo(f"{name}: campaign {campaign.name} is right, {len(cases)} cases")
+            click.echo(f"{name}: campaign {campaign.name} is right, {plural(len(cases), 'case')}")
     if problems:
         raise ConfigError(problems)
+
+
+def _to_fill_in(text: str) -> list[str]:
+    """What `gpurun init` could not know, and nobody has said since."""
+    lines = enumerate(text.splitlines(), start=1)
+    return [f"line {number} is still to be filled in" for number, line in lines if FILL_IN in line.partition("#")[0]]
 
 
 def _check_flags(cases: Sequence[Case], engines: Sequence[str]) -> list[str]:

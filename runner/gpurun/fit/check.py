@@ -18,7 +18,7 @@ from gpurun.fit.cards import gpus_of
 from gpurun.fit.flags import Settings, read_flags
 from gpurun.fit.question import Fit, Question, beside_gib
 from gpurun.fit.sizes import Sizes, knowledge, sizes_of
-from gpurun.fit.verdict import BUDGETS, override, predict, sentence, shortfall, smallest_change
+from gpurun.fit.verdict import BUDGETS, advice, override, predict, sentence, shortfall, smallest_change
 from gpurun.rules import visible_gpus
 
 NAMES = ("fit", "override")  # for `--force`
@@ -89,20 +89,19 @@ def check(subject: Subject) -> Iterator[Finding]:
         name = subject.model.get("path") or subject.model.get("name")
         message = f"nothing is known of `{name}`: whether it fits is not predicted"
         if name:
-            advice = "look at hosts that have it, or ask `gpurun fit`"
-            yield _fit(severity="note", message=message, advice=advice)
+            yield _fit(severity="note", message=message, advice="look at hosts that have it, or ask `gpurun fit`")
     if found.fits is None and question.sizes is not None:
-        advice = "look at what the engine itself reports"
-        yield _fit(severity="note", message=sentence(question, found), advice=advice, **told)
+        look = "look at what the engine itself reports"
+        yield _fit(severity="note", message=sentence(question, found), advice=look, **told)
     if found.fits is False:
         severity: Severity = "refuse" if _certain(question, found) else "warn"
-        advice = smallest_change(question) or "no single change that gpurun knows would make it fit"
+        change = advice(smallest_change(question))
         message = own or f"does not fit: {shortfall(found)}"
-        yield _fit(severity=severity, klass="fit", message=message, advice=advice, **told)
+        yield _fit(severity=severity, klass="fit", message=message, advice=change, **told)
         return
     if own:
-        advice = "leave it out, unless it is what this variant tests"
-        yield Finding(rule="override", severity="note", message=own, advice=advice, **told)
+        cure = "leave it out, unless it is what this variant tests"
+        yield Finding(rule="override", severity="note", message=own, advice=cure, **told)
     room = min((one for one in (found.kv_tokens, found.context) if one is not None), default=None)
     if room is not None and room < max(subject.lengths, default=0):
         yield _too_long(subject, question, found, room, told)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gpurun.engines import load_engine
 from gpurun.fit.cards import Gpus
 from gpurun.fit.sizes import GIB, Sizes, Split, knowledge
 from gpurun.samples import Record
@@ -100,6 +101,9 @@ class Answer:
         sizes, measured = self.question.sizes, self.question.available_gib is not None
         if self.values.get("fits") and sizes is not None and sizes.unknown is not None and not measured:
             self.values["fits"] = None  # something is left, but one request may take more
+        newest, version = load_engine(self.question.engine).default_version or "", self.question.version
+        if len(self.question.data["rules"]) > 1 and version and numbers(version) > numbers(newest):
+            self.notes.append(f"{version} is newer than {newest}, the newest that gpurun knows: its rules are used")
         return Fit(
             engine=self.question.engine, rules=self.question.rule["version"], notes=self.notes, **_rounded(self.values)
         )

@@ -45,7 +45,7 @@ def sglang(question: Question) -> Answer:
         return answer
     rest = available - total * (1 - fraction)
     answer.values.update(
-        available_gib=available, rest_gib=rest, min_mem_fraction_static=max(0.0, 1 - available / total), fits=rest > 0
+        available_gib=available, rest_gib=rest, min_mem_fraction_static=_least(available, total), fits=rest > 0
     )
     if cell and sizes is not None:
         pool = rest
@@ -65,6 +65,11 @@ def sglang(question: Question) -> Answer:
         answer.values["fits"] = False
         answer.notes.append("what SGLang reserves for such prefills and graphs is more than the card has")
     return answer
+
+
+def _least(available: float, total: float) -> float | None:
+    """The least fraction that leaves something for the cache, where one does."""
+    return max(0.0, 1 - available / total) if available > 0 else None
 
 
 def default_fraction(question: Question) -> float | None:

@@ -44,8 +44,7 @@ def sentence(question: Question, found: Fit, length: int | None = None) -> str:
         why += [] if found.rest_gib is None else [f"{found.rest_gib:.1f} GiB are left for the KV cache"]
         return "; ".join(["cannot tell whether it fits", *why, *found.notes])
     if not found.fits:
-        change = smallest_change(question)
-        return f"does not fit: {shortfall(found)}; {change or 'no single change that gpurun knows would make it fit'}"
+        return f"does not fit: {shortfall(found)}; {advice(smallest_change(question))}"
     if found.kv_tokens is None:
         return f"fits: leaves {found.rest_gib:+.2f} GiB for the KV cache"
     told = f"fits with {found.kv_tokens:,} tokens"
@@ -63,6 +62,15 @@ def shortfall(found: Fit) -> str:
     if found.engine != "llamacpp" and (found.rest_gib or 0) > 0 and found.kv_tokens is not None:
         return f"room for {found.kv_tokens:,} tokens, and one request may have {found.context or 0:,}"
     return f"leaves {found.rest_gib:.1f} GiB"
+
+
+def advice(change: str | None) -> str:
+    """What to do where it does not fit, by `smallest_change`."""
+    return (
+        f"the smallest change with which it fits: {change}"
+        if change
+        else "no single change that gpurun knows would make it fit"
+    )
 
 
 def smallest_change(question: Question) -> str | None:
