@@ -23,9 +23,10 @@ from gpurun.manifest import Controller, Manifest
 from gpurun.paths import find_campaign
 from gpurun.plan import Plan, build
 from gpurun.plan import load_hosts as planned_load_hosts
+from gpurun.references import find
 from gpurun.remote import Remote
 from gpurun.steps import PASSING
-from gpurun.store import RunStore, find, iso, new_run_id
+from gpurun.store import RunStore, iso, new_run_id
 
 
 def read_campaign(

@@ -28,7 +28,8 @@ from urllib.parse import unquote, urlsplit
 from gpurun import slices
 from gpurun.errors import NoSuchRunError, NotReadyError
 from gpurun.manifest import Manifest
-from gpurun.store import RunStore, RunSummary, choose, find, replacing, safe_name
+from gpurun.references import RunSummary, choose, find
+from gpurun.store import RunStore, replacing, safe_name
 from gpurun.tree import digest
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ class Remote:
         secrets: Sequence[str] = (),
         hosts: Collection[str] | None = None,
     ) -> RunStore:
-        """A run of the store by reference (as `store.find` has it), as it lies in `results_dir`: fetched (only what
-        these hosts have measured), unless it was measured from there. NoSuchRunError where it is not one run, another
+        """A run of the store by reference (as `references.find` has it), as it lies in `results_dir`: fetched (only
+        what these hosts have measured), unless it was measured from there. NoSuchRunError where it is not one run, another
         GpurunError where what was stored is damaged."""
         run = choose(self.runs(), reference, self.url)
         place = results_dir / safe_name(run.campaign, "campaign") / safe_name(run.id, "run")

@@ -21,7 +21,6 @@ import secrets as randomness
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,29 +28,16 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gpurun.assess import Assessment, assess
-from gpurun.errors import ConfigError, GpurunError, NoSuchRunError, NotReadyError
+from gpurun.errors import ConfigError, GpurunError, NotReadyError
 from gpurun.manifest import Manifest, RunStatus
 from gpurun.redact import redact_bytes, redact_tree
 from gpurun.samples import Sample
 
 _Model = TypeVar("_Model", bound=BaseModel)
 RUN_ID = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")  # as `new_run_id` makes them
-_LIST_THEM = "`gpurun runs` lists what there is; --results DIR looks elsewhere"
+LIST_THEM = "`gpurun runs` lists what there is; --results DIR looks elsewhere"
 _HALF_WRITTEN = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # as `replacing` names it, with the writer's process id
 _NAME = re.compile(r"[^\s/\\.~\x00-\x1f\x7f][^/\\~\x00-\x1f\x7f]*")
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One line of `gpurun runs`, and one of its `--json`. `status` is `unreadable` where the manifest is damaged."""
-
-    id: str
-    campaign: str
-    status: str
-    started_at: str | None
-    ended_at: str | None
-    samples: int
-    dir: str
 
 
 def new_run_id(now: float) -> str:
@@ -89,7 +75,7 @@ class RunStore:
     def open(cls, directory: Path, secrets: Sequence[str] = ()) -> RunStore:
         """An existing run."""
         if not (directory / "manifest.json").is_file():
-            raise GpurunError("not a run's directory: it has no manifest.json", where=str(directory), hint=_LIST_THEM)
+            raise GpurunError("not a run's directory: it has no manifest.json", where=str(directory), hint=LIST_THEM)
         return cls(directory, secrets)
 
     @property
@@ -158,9 +144,9 @@ class RunStore:
         with replacing(place) as fresh:
             fresh.mkdir()
             for name, content in files.items():
-                _put(fresh / name, redact_bytes(content, self._secrets))
+                put(fresh / name, redact_bytes(content, self._secrets))
             record = sample.model_copy(update={"files": names, "metrics": numbers})
-            _put(fresh / "sample.json", self._json(record))
+            put(fresh / "sample.json", self._json(record))
             _sync(fresh)
         return place
 
@@ -203,7 +189,7 @@ class RunStore:
 
     def samples(self) -> list[Sample]:
         """Every sample that is home, by round, then repeat, then case, then host."""
-        found = [_model(Sample, path, "a sample") for path in _sample_files(self.directory)]
+        found = [_model(Sample, path, "a sample") for path in sample_files(self.directory)]
         return sorted(found, key=lambda sample: (sample.round, sample.repeat, sample.case, sample.host))
 
     def sample_folders(self) -> list[Path]:
@@ -247,67 +233,7 @@ class RunStore:
         path = self.directory / name
         if not (path.exists() and path.read_bytes() == content):
             with replacing(path, keep=keep) as fresh:
-                _put(fresh, content)
-
-
-def list_runs(results_dir: Path) -> list[RunSummary]:
-    """Every run under a results directory, newest first. A damaged one is listed as `unreadable`, not hidden."""
-    found = []
-    for path in results_dir.glob("*/*/manifest.json"):
-        *_, campaign, run = path.parent.parts
-        told: tuple[str, str | None, str | None] = "unreadable", None, None
-        with contextlib.suppress(GpurunError):
-            known = RunStore(path.parent).manifest
-            told = known.status_now, known.started_at, known.ended_at
-        found.append(RunSummary(run, campaign, *told, len(_sample_files(path.parent)), str(path.parent)))
-    return sorted(found, key=lambda run: (run.started_at or "", run.id), reverse=True)
-
-
-def find(results_dir: Path, reference: str, secrets: Sequence[str] = ()) -> RunStore:
-    """A run by id, by either end of its id, by its directory, by a name that it was given (`name_run`), or `last`.
-    GpurunError where that is not one run."""
-    if (Path(reference) / "manifest.json").is_file():
-        return RunStore.open(Path(reference), secrets)
-    run = choose(list_runs(results_dir), reference, str(results_dir), names(results_dir).get(reference))
-    return RunStore.open(Path(run.dir), secrets)
-
-
-def choose(runs: Sequence[RunSummary], reference: str, where: str, given: str | None = None) -> RunSummary:
-    """The run that `reference` means, `given` as `campaign/run` where it is a name that a run was given. NoSuchRunError
-    where that is not one run."""
-    if not runs:
-        hint = "`gpurun bench --config FILE` makes one; --results DIR looks elsewhere"
-        raise NoSuchRunError("there are no runs here yet", where=where, hint=hint)
-    # A run that was refused, say because another one held its host, is hardly the last one that is meant.
-    begun = [run for run in runs if run.samples or run.status in ("running", "interrupted", "done")]
-    alike = (begun or runs)[:1] if reference == "last" else []
-    alike = alike or [run for run in runs if given == f"{run.campaign}/{run.id}"]
-    alike = alike or [run for run in runs if reference in (run.id, f"{run.campaign}/{run.id}")]
-    alike = alike or [run for run in runs if reference and (run.id.startswith(reference) or run.id.endswith(reference))]
-    if len(alike) == 1:
-        return alike[0]
-    if alike:
-        some = ", ".join(f"{run.campaign}/{run.id}" for run in alike[:5])
-        raise NoSuchRunError(f"`{reference}` could be {len(alike)} runs: {some}", where=where)
-    raise NoSuchRunError(f"there is no run `{reference}`", where=where, hint=_LIST_THEM)
-
-
-def names(results_dir: Path) -> dict[str, str]:
-    """The names that runs were given -> `campaign/run`."""
-    try:
-        return dict(json.loads((results_dir / "names.json").read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise GpurunError(f"cannot read the names of runs: {error}", where=str(results_dir / "names.json")) from error
-
-
-def name_run(results_dir: Path, store: RunStore, name: str) -> None:
-    """Let `name` stand for this run from now on, a baseline of last week for example; it may have stood for another."""
-    safe_name(name, "run")
-    given = names(results_dir) | {name: f"{store.manifest.campaign}/{store.manifest.run}"}
-    with replacing(results_dir / "names.json", keep=False) as fresh:
-        _put(fresh, (json.dumps(given, indent=1, sort_keys=True) + "\n").encode())
+                put(fresh, content)
 
 
 def safe_name(name: str, kind: str) -> str:
@@ -317,7 +243,7 @@ def safe_name(name: str, kind: str) -> str:
     return name
 
 
-def _sample_files(directory: Path) -> list[Path]:
+def sample_files(directory: Path) -> list[Path]:
     files = directory.glob("samples/*/*/*/sample.json")
     return [path for path in files if _NAME.fullmatch(path.parent.name)]  # neither set aside nor half written
 
@@ -371,7 +297,7 @@ def _step_aside(path: Path) -> None:
         shutil.copy2(path, older)
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         file.flush()

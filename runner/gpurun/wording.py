@@ -40,8 +40,9 @@ class FailureGroup:
 
     @property
     def log(self) -> str | None:
-        """The server's log within the run's directory."""
-        return f"samples/{self.sample.id}/server.log" if "server.log" in self.sample.files else None
+        """The log that tells of it, the load client's or the server's, within the run's directory."""
+        name = "client.log" if self.failure.klass == "client_error" else "server.log"
+        return f"samples/{self.sample.id}/{name}" if name in self.sample.files else None
 
 
 def failures(report: Assessment) -> list[FailureGroup]:

@@ -38,6 +38,7 @@ EDGE = (
     "steps",
     "remote",
     "slices",
+    "references",
     "store",
     "child",
     "interrupts",

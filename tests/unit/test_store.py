@@ -16,8 +16,9 @@ import pytest
 from gpurun.errors import ConfigError, ExitCode, GpurunError, NotReadyError
 from gpurun.manifest import Controller, Manifest
 from gpurun.redact import MASK, redact
+from gpurun.references import find, list_runs, name_run, names
 from gpurun.samples import Failure, Sample
-from gpurun.store import RunStore, find, list_runs, name_run, names, new_run_id
+from gpurun.store import RunStore, new_run_id
 
 NOW = 1_796_000_000.0
 
@@ -117,6 +118,13 @@ def test_a_run_can_be_named(tmp_path: Path) -> None:
     name_run(tmp_path, store, "before-upgrade")
     assert find(tmp_path, "before-upgrade").directory == store.directory
     assert names(tmp_path) == {"before-upgrade": f"{store.manifest.campaign}/{store.manifest.run}"}
+    other = create(tmp_path, "20261130-1000-b2e4")
+    assert name_run(tmp_path, other, "before-upgrade") == store.manifest.run
+    assert sorted(run.names for run in list_runs(tmp_path)) == [(), ("before-upgrade",)]
+    for taken in ("last", "b2e4", "2026"):
+        with pytest.raises(ConfigError, match="names a run by itself"):
+            name_run(tmp_path, store, taken)
+    assert name_run(tmp_path, store, "before-upgrade") == other.manifest.run
     with pytest.raises(ConfigError):
         name_run(tmp_path, store, "../x")
     (tmp_path / "names.json").write_text("{")

@@ -28,8 +28,8 @@ from gpurun.events import (
     StageStarted,
     Where,
 )
+from gpurun.references import RunSummary
 from gpurun.samples import Sample
-from gpurun.store import RunSummary
 from gpurun.terminal import Terminal, plain_text, wants_color
 from gpurun.terminal.observers import LiveObserver, PlainObserver
 from gpurun.terminal.progress import Progress

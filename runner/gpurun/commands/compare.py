@@ -13,8 +13,8 @@ from gpurun.commands.runs import show_run
 from gpurun.compare import Effect
 from gpurun.errors import ConfigError, ExitCode
 from gpurun.manifest import Manifest
+from gpurun.references import find
 from gpurun.result import comparison, regressed
-from gpurun.store import find
 from gpurun.terminal import Terminal
 from gpurun.terminal.tables import comparison_table
 

@@ -26,7 +26,7 @@ def command(run: str, kind: str, output: Path | None, fail_on: str, results: Pat
     """
     from gpurun import export
     from gpurun.errors import NotReadyError
-    from gpurun.store import find
+    from gpurun.references import find
 
     store = find(results, run)
     if kind == "parquet" and output is None and sys.stdout.isatty():

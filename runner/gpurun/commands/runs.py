@@ -12,9 +12,9 @@ import click
 from gpurun import started
 from gpurun.assess import Assessment
 from gpurun.commands import options
+from gpurun.references import find, list_runs, name_run
 from gpurun.remote import Remote, locate
 from gpurun.result import document
-from gpurun.store import find, list_runs, name_run
 from gpurun.terminal import Terminal
 from gpurun.terminal.tables import results_table, runs_table
 
@@ -84,8 +84,8 @@ def name(context: click.Context, run: str, name: str, results: Path | None) -> N
     """Let NAME stand for RUN: `gpurun runs name last before-upgrade`, later `gpurun compare before-upgrade last`."""
     folder = _typed(context, results) or context.obj[0]
     store = find(folder, run)
-    name_run(folder, store, name)
-    Terminal().message(f"{name} is {store.manifest.run}")
+    before = name_run(folder, store, name)
+    Terminal().message(f"{name} is {store.manifest.run}{f', and no longer {before}' if before else ''}")
 
 
 def _typed(context: click.Context, results: Path | None) -> Path | None:

@@ -87,7 +87,8 @@ class _Found:
 
 def _sweep(results: Path, run: str) -> None:
     """Remove what was being written here when its writer was killed."""
-    from gpurun.store import RunStore, list_runs
+    from gpurun.references import list_runs
+    from gpurun.store import RunStore
 
     for known in list_runs(results):
         if run in ("*", known.id) and known.status != "unreadable":
@@ -97,11 +98,11 @@ def _sweep(results: Path, run: str) -> None:
 def _whole_id(results: Path, run: str) -> tuple[str, bool]:
     """The run's id, and whether that is certain: a name that no stored run here bears is taken as it is (the results
     may be elsewhere, and what `gpurun serve` started has none)."""
-    from gpurun import store
+    from gpurun import references, store
     from gpurun.errors import GpurunError
 
     try:
-        return store.find(results, run).manifest.run, True
+        return references.find(results, run).manifest.run, True
     except GpurunError:
         if run == "last":
             raise

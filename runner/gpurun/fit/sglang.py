@@ -69,7 +69,8 @@ def sglang(question: Question) -> Answer:
 
 def _least(available: float, total: float) -> float | None:
     """The least fraction that leaves something for the cache, where one does."""
-    return max(0.0, 1 - available / total) if available > 0 else None
+    least = 1 - available / total
+    return max(0.0, least) if least < 1 else None
 
 
 def default_fraction(question: Question) -> float | None:

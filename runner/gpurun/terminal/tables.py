@@ -13,7 +13,7 @@ from rich.text import Text
 from gpurun import wording
 from gpurun.assess import Assessment
 from gpurun.compare import Case, Effect, Rule, failed, failure_class, group, measured, values
-from gpurun.store import RunSummary
+from gpurun.references import RunSummary
 from gpurun.text import escape, metric_value, number, plural, shorten
 
 # Colour only repeats what a symbol and a word say.
@@ -42,11 +42,13 @@ def comparison_table(before: str, after: str, effects: Sequence[Effect], notes: 
 
 def runs_table(runs: Sequence[RunSummary]) -> RenderableType:
     """Stored runs, newest first."""
-    table = _table("run", "campaign", "status", "samples", "started (UTC)")
+    named = ["name"] if any(run.names for run in runs) else []
+    table = _table("run", "campaign", "status", "samples", "started (UTC)", *named)
     for run in runs:
         started = (run.started_at or "").replace("T", " ").removesuffix("Z")
         status = Text(run.status, "" if run.status == "done" else "yellow")
-        table.add_row(escape(run.id), escape(run.campaign), status, str(run.samples), started)
+        names = [escape(", ".join(run.names)) for _ in named]
+        table.add_row(escape(run.id), escape(run.campaign), status, str(run.samples), started, *names)
     return table
 
 
