@@ -64,7 +64,9 @@ def read_facts(path: str) -> dict[str, dict[str, Any]]:
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read facts from `{path}`: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        hint = "`gpurun plan -i INVENTORY --save-facts FILE` writes such a file"
+        raise ConfigError(f"cannot read facts from `{path}`: {why}", hint=hint) from None
     if isinstance(facts, dict) and "hosts" in facts:
         facts = facts["hosts"]
     if not isinstance(facts, dict) or not facts:

@@ -115,8 +115,8 @@ class Remote:
         hosts: Collection[str] | None = None,
     ) -> RunStore:
         """A run of the store by reference (as `references.find` has it), as it lies in `results_dir`: fetched (only
-        what these hosts have measured), unless it was measured from there. NoSuchRunError where it is not one run, another
-        GpurunError where what was stored is damaged."""
+        what these hosts have measured), unless it was measured from there. NoSuchRunError where it is not one run,
+        another GpurunError where what was stored is damaged."""
         run = choose(self.runs(), reference, self.url)
         place = results_dir / safe_name(run.campaign, "campaign") / safe_name(run.id, "run")
         if (place / "manifest.json").is_file() and RunStore.open(place).manifest.copy_of is None:

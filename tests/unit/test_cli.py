@@ -218,6 +218,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         (["bench", "--resume", "last", "-c", "else.yml"], "there is no file `else.yml`"),
         (["bench", "--resume", "last", "-c", "campaigns/quickstart.yml"], "is one of campaign `threads`, not of `qui"),
         (["bench"], "Missing option '-c'"),
+        (["plan", "results/threads/20261130-1204-a1f3/campaign.yml"], "is given with an option: -c results/threads"),
         (["compare", "last", "1204-a1f3"], "are one run: 20261130-1204-a1f3"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -62,9 +62,16 @@ _CHANGE = "change a value of the campaign, typed like the file, such as rounds=3
 _NAMES = "GPURUN_PASS_ENV"
 
 
+class _Config(click.Option):
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> Any:
+        if self.name not in opts and args and Path(args[0]).is_file():
+            raise click.UsageError(f"a campaign is given with an option: -c {args[0]}", ctx)
+        return super().handle_parse_result(ctx, opts, args)
+
+
 def config_file(*, required: bool = True, told: str = "the campaign file") -> Callable[[_Command], _Command]:
     """`--config`."""
-    return click.option("-c", "--config", required=required, metavar="FILE", help=told)
+    return click.option("-c", "--config", cls=_Config, required=required, metavar="FILE", help=told)
 
 
 config = config_file()

@@ -28,7 +28,10 @@ from gpurun.terminal.tables import results_table, runs_table
     "--status", type=click.Choice(["running", "done", "failed", "interrupted", "unreadable"]), help="only these"
 )
 @click.option(
-    "--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]), help="only those that began then or later (UTC)"
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]),
+    metavar="DATE",
+    help="only those that began then or later: 2026-11-30, or 2026-11-30T09:00 (UTC)",
 )
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="only the newest N of them")
 @click.pass_context
@@ -70,7 +73,8 @@ def command(
 @options.as_json
 @click.pass_context
 def show(context: click.Context, run: str, results: Path | None, store: str | None, as_json: bool) -> None:
-    """Print a run's table again. RUN is an id, either end of one, a run's directory, or `last`."""
+    """Print a run's table again. RUN is an id, either end of one, a run's directory, a name, or `last`:
+    the newest that has begun to measure."""
     folder, json_too, url = context.obj  # options may stand before or after `show`
     show_run(_typed(context, results) or folder, run, as_json or json_too, store or url)
 
