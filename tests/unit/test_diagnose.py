@@ -54,6 +54,24 @@ def test_fixture(row: dict[str, str]) -> None:
     assert "?" not in named.advice, "a number that the advice needs is not in the log"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 11-15 10:01:41 metrics.py:449] Avg prompt throughput: 12.3 tokens/s, Avg generation throughput: 45.6 tokens/s",
+        "INFO 11-15 10:00:23 gpu_executor.py:113] # GPU blocks: 60012, # CPU blocks: 4681",
+        "INFO 04-02 08:00:10 [core.py:61] Initializing a V1 LLM engine (v0.8.2) with config: model='m'",
+        "[2025-01-10 09:12:03 TP1] Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00",
+        "slot launch_slot_: id  0 | task 0 | processing task",
+        "llm_load_print_meta: model type       = 7B",
+        "print_info: n_ctx_train      = 8192",
+    ],
+)
+def test_a_part_of_a_healthy_log_is_known_for_its_engines(line: str) -> None:
+    """So that explain does not ask whether it is a server's log at all; old and new forms."""
+    told = classify(f"{line}\n")
+    assert told.klass == "none" and told.engine
+
+
 DISGUISES = {
     "windows": lambda line: line + "\r",
     "coloured": lambda line: f"\x1b[1;36m{line}\x1b[0;0m",
