@@ -57,7 +57,7 @@ def test_fixture(row: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "INFO 11-15 10:01:41 metrics.py:449] Avg prompt throughput: 12.3 tokens/s, Avg generation throughput: 45.6 tokens/s",
+        "INFO 11-15 10:01:41 metrics.py:449] Avg prompt throughput: 12.3 tokens/s, Running: 1 reqs",
         "INFO 11-15 10:00:23 gpu_executor.py:113] # GPU blocks: 60012, # CPU blocks: 4681",
         "INFO 04-02 08:00:10 [core.py:61] Initializing a V1 LLM engine (v0.8.2) with config: model='m'",
         "[2025-01-10 09:12:03 TP1] Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00",

@@ -614,6 +614,7 @@ def test_a_server_in_a_container_has_its_image_and_its_model_mounted_and_nothing
         "2",
     ]
     assert server["container"] == {"runtime": "docker", "image": IMAGE, "read_only": [place], **own}
+    assert f"in a container: runtime docker, image {IMAGE}, read_only [{place}]" in render_plan(plan)
     assert server["engine"] == {"name": "vllm", "version": None, "image": IMAGE}
     (needs,) = plan.needs.values()
     assert needs["engines"] == []
