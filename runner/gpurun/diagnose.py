@@ -194,6 +194,8 @@ def _by_end(
         name = "killed" if not_by_kernel else "sigkill"
     elif signal in _BY_SIGNAL:
         name = _BY_SIGNAL[signal]
+    elif exit_code == 0 and not serving:
+        name = "left"
     elif exit_code in _BY_CODE and not serving:
         name = _BY_CODE[exit_code]
     return _by_name(reading, name)

@@ -43,9 +43,10 @@ def found(
     failed: int = 0,
     warm: int | None = 4 * 64,
     parser: str = "builtin",
-    **metrics: float,
+    **metrics: float | None,
 ) -> list[str]:
-    parsed = ParsedLoad({**METRICS, **metrics}, completed, failed, [], [], False, warmup_tokens=warm)
+    known = {name: value for name, value in {**METRICS, **metrics}.items() if value is not None}
+    parsed = ParsedLoad(known, completed, failed, [], [], False, warmup_tokens=warm)
     planned = {"spec": {**SPEC, **(spec or {})}, "parser": parser}
     return [f"{each.check} {each.weight}" for each in checks(planned, parsed, {**GAINED, **(gained or {})})]
 
@@ -63,7 +64,13 @@ def test_a_good_load_passes() -> None:
         ("requests fails", {"completed": 31, "output_tokens": 31 * 64.0, "gained": {"output_tokens": 35 * 64.0}}),
         ("duration fails", {"spec": {"requests": None, "duration_s": 10.0}}),
         ("output_tokens fails", {"output_tokens": 1900.0, "gained": {"output_tokens": 1900.0 + 256}}),
+        (
+            "output_tokens fails",
+            {"spec": {"extra_body": {}}, "output_tokens": 2100.0, "gained": {"output_tokens": 2356.0}},
+        ),
+        ("text fails", {"ttft_mean_ms": None}),
         ("server_tokens fails", {"gained": {"output_tokens": 36 * 64 * 1.03}}),
+        ("server_tokens fails", {"gained": {"output_tokens": 2480.0}, "warm": None}),
         ("server_tokens fails", {"gained": {"output_tokens": 36 * 64 * 0.97}}),
         ("server_tokens fails", {"gained": {"output_tokens": 2000.0}, "warm": None}),
         ("server_counters fails", {"gained": {"output_tokens": -5.0}}),
@@ -71,7 +78,7 @@ def test_a_good_load_passes() -> None:
         ("client_cpu fails", {"client_cpu_s": 7.9}),
         ("prompt_tokens taints", {"prompt_tokens": 32 * 400.0}),
         ("prompt_tokens taints", {"prompt_tokens": 32 * 200.0}),
-        ("prefix_cache fails", {"gained": {"cached_tokens": 32 * 240.0}}),
+        ("prefix_cache fails", {"gained": {"cached_tokens": 32 * 120.0}}),
         ("prefix_cache fails", {"gained": {"cache_hits": 32 * 240.0, "cached_tokens": 32 * 240.0}}),
         ("times fails", {"itl_mean_ms": 4.0, "parser": "vllm"}),
         ("times fails", {"e2e_p50_ms": 1200.0}),
@@ -82,6 +89,28 @@ def test_a_good_load_passes() -> None:
 )
 def test_each_check_names_itself(said: str, case: dict[str, Any]) -> None:
     assert found(**case) == [said]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"output_tokens": 32 * 64 * 0.985, "gained": {"output_tokens": 36 * 64 * 0.985}},
+        {"gained": {"output_tokens": 2400.0}, "warm": None},
+        {"prompt_tokens": 32 * 340.0, "gained": {"cached_tokens": 32 * 85.0}},
+        {"spec": {"requests": None, "duration_s": 8.2}},
+        {"e2e_mean_ms": 1150.0, "parser": "vllm"},
+        {"e2e_mean_ms": None, "duration_s": 16.0},
+        {"client_cpu_s": 7.5},
+    ],
+    ids=lambda case: ", ".join(case),
+)
+def test_what_is_a_little_off_passes(case: dict[str, Any]) -> None:
+    assert found(**case) == []
+
+
+def test_a_tool_without_a_server_is_not_held_to_its_counters() -> None:
+    parsed = ParsedLoad(dict(METRICS), 32, 0, [], [], False)
+    assert list(checks({"spec": SPEC, "parser": "llama", "serves": False}, parsed, {"output_tokens": 5.0})) == []
 
 
 def test_what_failed_may_have_been_counted_by_the_server() -> None:
