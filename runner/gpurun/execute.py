@@ -93,6 +93,7 @@ class _Run(Session):
 
     _options: BenchOptions = BenchOptions()
     _home: dict[str, events.Where] = field(default_factory=dict)  # each host's latest sample that is home
+    _dead: set[str] = field(default_factory=set)  # hosts whose present server did not become ready: no load follows
     _away: dict[str, float] = field(default_factory=dict)  # since when a host does not answer
     _quarantined: dict[str, str] = field(default_factory=dict)  # hosts whose GPU memory is not back: why
 
@@ -216,7 +217,7 @@ class _Run(Session):
         where = steps.where(waiting[0])
         if event.kind in ("ok", "retry") and task in _STAGES:
             self._away.pop(event.host, None)  # it answers again
-        if event.kind == "start" and task in _STAGES:
+        if event.kind == "start" and task in _STAGES and not (task == "Send the load" and event.host in self._dead):
             self._emit(events.SampleStage(where, _STAGES[task]))
         elif event.kind == "retry" or (event.kind == "ok" and task in _STAGES and "job" in event.result):
             self._on_job(where, event.result.get("job") or {})
@@ -229,6 +230,7 @@ class _Run(Session):
             self._show(events.SampleFinished(where, sample, _headline(sample, self._campaign.compare.primary)))
 
     def _on_job(self, where: events.Where, job: Mapping[str, Any]) -> None:
+        (self._dead.add if job.get("status") == "failed" else self._dead.discard)(where.host)
         progress = job.get("progress") or {}
         if job.get("status") == "ready":
             seconds = float(job["ready_at"]) - float(job["started_at"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.test_steps import PLANNED, READY, raw
 
-from gpurun import execute
+from gpurun import events, execute
 from gpurun.execute import _Run, _Turn
 from gpurun.manifest import Controller, Manifest
 from gpurun.playbooks import Outcome, TaskEvent
@@ -33,7 +33,9 @@ def run(tmp_path: Path) -> Any:
     store.write_plan({"samples": [first, second]})
     record(store, first, server=READY, load=LOAD, files={"raw.json": raw(0), "telemetry.csv": SWAPPED}, began=0.0)
     run: Any = object.__new__(_Run)
-    vars(run).update(_store=store, _lost={}, _away={}, _quarantined={}, _forgive=(), _home={}, _campaign=None)
+    vars(run).update(
+        _store=store, _lost={}, _away={}, _quarantined={}, _forgive=(), _home={}, _dead=set(), _campaign=None
+    )
     run._observer = SimpleNamespace(on_event=lambda event, now: None, tick=lambda now: None)
     return run
 
@@ -108,3 +110,19 @@ def test_a_host_that_answers_again_has_its_minute_again(run: Any, monkeypatch: p
     clock[0] += 61
     run._end_turn(_Turn("h", 1, rest), GONE)
     assert "h" in run._lost
+
+
+def test_no_load_is_told_of_a_server_that_never_came_up(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(run, "_emit", told.append)
+    rest = pending(run._store, "h")
+    for status in ("failed", "ready"):
+        job = {"status": status, "started_at": 1, "ready_at": 2}
+        for kind, task, result in (
+            ("start", "Start the server", {}),
+            ("ok", "Start the server", {"job": job}),
+            ("start", "Send the load", {}),
+        ):
+            run._on_task(TaskEvent(kind, "h", f"run : {task}", result), rest)
+    stages = [event.stage for event in told if isinstance(event, events.SampleStage)]
+    assert stages == ["starting", "starting", "serving", "measuring"]
