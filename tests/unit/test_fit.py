@@ -465,6 +465,26 @@ def test_a_sentence_for_a_campaigns_lengths(llama: Sizes) -> None:
     assert sentence(ask("sglang", "H100"), Fit(engine="sglang")).startswith("cannot tell")
 
 
+@pytest.mark.parametrize(
+    ("engine", "rope", "longest"),
+    [
+        ("vllm", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ("vllm", {"type": "linear", "factor": 2.0}, 80000),
+        ("vllm", {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40000),
+        ("sglang", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 40000),
+        ("sglang", {"type": "dynamic", "factor": 2.0}, 80000),
+        ("llamacpp", {"type": "linear", "factor": 2.0}, 40000),
+        ("vllm", "yarn", 40000),
+        ("vllm", {"type": "video_rope", "factor": None}, 40000),
+    ],
+)
+def test_the_longest_sequence_is_what_the_engine_makes_of_rope(engine: str, rope: Any, longest: int) -> None:
+    sizes = of({"num_hidden_layers": 2, "hidden_size": 64, "max_position_embeddings": 40000, "rope_scaling": rope})
+    assert ask(engine, "H100", "", sizes).context == longest
+    flag = {"vllm": "--max-model-len", "sglang": "--context-length", "llamacpp": "--ctx-size"}[engine]
+    assert ask(engine, "H100", f"{flag} 1024", sizes).context == 1024
+
+
 CARDS = [{"name": "NVIDIA H100 80GB HBM3", "memory_total_mib": 81559}] * 2
 
 

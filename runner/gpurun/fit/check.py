@@ -113,9 +113,11 @@ def check(subject: Subject) -> Iterator[Finding]:
 def _too_long(subject: Subject, question: Question, found: Fit, room: int, told: Mapping[str, Any]) -> Finding:
     """Requests that a server which starts has no room for. It is refused where it has none for any, and that does not
     hang on an estimate that may be a little off."""
-    longest, shortest, given = max(subject.lengths), min(subject.lengths), question.values.get("context")
-    sure = question.available_gib is not None or (given and room == found.context)
-    refused = room < shortest * (1.0 if sure else 1 - 4 * _DOUBT)
+    longest, shortest = max(subject.lengths), min(subject.lengths)
+    if room == found.context:  # a model's own may be stretched in more ways than gpurun knows
+        refused = bool(question.values.get("context")) and room < shortest
+    else:
+        refused = room < shortest * (1 if question.available_gib is not None else 1 - 4 * _DOUBT)
     flag = next(name for name, (setting, _) in question.data["flags"].items() if setting == "context")
     slots = 1 if question.engine != "llamacpp" or question.get("unified") else question.get("max_running") or 1
     cure = f"raise --{flag} to {longest * slots}{f' ({slots} slots divide it)' if slots > 1 else ''}"

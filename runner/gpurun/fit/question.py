@@ -88,7 +88,20 @@ class Question:
 
     @property
     def context(self) -> int | None:
-        return self.get("context") or (self.sizes.context if self.sizes else None)
+        """The longest sequence, as it is given, or else as the engine has it of the model: vLLM and SGLang count what
+        RoPE's factor adds, each in its own way (`rope` in their data)."""
+        given = self.get("context")
+        if given or self.sizes is None:
+            return given or None
+        own, rope, rules = self.sizes.context, self.sizes.config.get("rope_scaling"), self.data.get("rope")
+        if not own or rules is None or not isinstance(rope, dict) or not rope.get("factor"):
+            return own
+        if any(word in str(self.sizes.config.get("model_type")) for word in rules["not_models"]):
+            return own
+        kind, first = rope.get("rope_type", rope.get("type")), rope.get("original_max_position_embeddings")
+        if kind in rules["not"] or (first and rules["unless_first"]):
+            return own
+        return int((first if first and kind in rules["from_first"] else own) * rope["factor"])
 
 
 @dataclass
