@@ -164,7 +164,8 @@ def test_a_host_out_of_reach_fails_the_job_and_costs_the_others_nothing(place: P
     assert program.finish(180) == 4, program.stdout  # ansible-playbook's own, for a host that it did not reach
     told = summary(program)
     assert (told["exit_code"], told["why"]) == (3, "host failed")
-    assert [(one["host"], one["status"]) for one in place.samples(told["run"])] == [("here", "measured")]
+    lost = {one["host"]: (one["failure"] or {}).get("class") for one in place.samples(told["run"])}
+    assert lost == {"here": None, "gone": "host_unreachable"}
     assert '"HostLost"' in (place.stored(told["run"]) / "events.jsonl").read_text()
 
 
