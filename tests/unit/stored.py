@@ -101,6 +101,7 @@ def run(
     hostile: str = "",
     secrets: Sequence[str] = (),
     campaign: str = "quickstart",
+    run: str = "20261130-1204-a1f3",
 ) -> RunStore:
     """A whole run in `folder`, as a bench leaves it, with each sample's own files. `hostile` is put wherever text can
     come from outside: a log, an answer, the campaign, a host's facts."""
@@ -113,7 +114,7 @@ def run(
     facts = {"host": {"cpus": 32, "cpu_model": f"EPYC 9554{hostile}", "memory_bytes": 2**38, "kernel": "6.1"}}
     facts["gpus"] = [{"name": "RTX PRO 6000", "memory_total_mib": 97887}] * 8
     manifest = Manifest(
-        run="20261130-1204-a1f3",
+        run=run,
         campaign=campaign,
         status="done",
         started_at="2026-11-30T12:04:31Z",
